@@ -1,0 +1,23 @@
+"""The one error of the GGUF importer: which file, what is wrong with it, and at which byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class GgufError(Exception):
+    """A GGUF file, or the directory it should become, cannot be used.
+
+    Attributes:
+        path: the file or directory the reason is about.
+        reason: one sentence without the path.
+        offset: byte offset in the file where the trouble starts, or None when no single byte is
+            to blame (a missing tensor, a full disk).
+    """
+
+    def __init__(self, path: Path, reason: str, offset: int | None = None) -> None:
+        where = "" if offset is None else f" (byte {offset})"
+        super().__init__(f"{path}: {reason}{where}")
+        self.path = path
+        self.reason = reason
+        self.offset = offset
