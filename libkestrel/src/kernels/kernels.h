@@ -11,6 +11,10 @@
  *   - tiling chooses which rows and tokens share a register, never how one sum is ordered;
  *   - no libm call, no contraction by the compiler: every fused multiply-add is written.
  *
+ * sum16, the one order of float sums along a row: lane i of 16 takes the elements i, i + 16, ... in
+ * ascending order, by fma where products are summed; the row counts as padded with +0 to a multiple of
+ * 16. Then a[i] + a[i + 8], then + 4, + 2, + 1.
+ *
  * NaN and infinity are not a kernel case: weights are checked when they are packed, and a finite
  * model keeps finite activations.
  */
@@ -73,7 +77,8 @@ typedef struct ks_kv_head {
 #define KS_PARTIAL_FLOATS(head_dim) ((size_t)(32 + (head_dim)))
 
 /* Bytes of per-thread scratch that matmul and attend_span may use, 64-byte aligned. */
-#define KS_MATMUL_SCRATCH_BYTES(n_cols) ((size_t)(n_cols) / KS_GROUP * 320 * 4 + 64)
+#define KS_MATMUL_SCRATCH_BYTES(n_cols)                                                            \
+    (((size_t)(n_cols) + KS_GROUP - 1) / KS_GROUP * 320 * 4 + 64)
 #define KS_ATTEND_SCRATCH_BYTES(head_dim) ((size_t)(head_dim) * KS_KEY_STEP * 4 * 2 + 16384)
 
 /* y[t * ldy + r] = sum over columns of W[r][c] * x[t][c], for rows r in [row0, row1) and every token.
@@ -124,10 +129,15 @@ const ks_kernels *ks_kernels_for(kestrel_isa isa);
 /* Bytes of a packed matrix; for float types n_rows * n_cols * element size. */
 size_t ks_matrix_bytes(kestrel_weight_type type, int32_t n_rows, int32_t n_cols);
 
-/* Quantises up to 8 rows, row-major float32 [n_rows][n_cols], into one row block (n_cols / 32 blocks
- * of KS_Q*_BLOCK_BYTES); missing rows are zero. */
+/* Quantises up to 8 rows, row-major finite float32 [n_rows][n_cols], into one row block (n_cols / 32
+ * blocks of KS_Q*_BLOCK_BYTES); missing rows are zero. Scales are finite whatever the values are. q4
+ * searches the scale that minimises the squared error of each group. */
 void ks_pack_row_block(kestrel_weight_type type, const float *rows, int32_t n_rows, int32_t n_cols,
                        uint8_t *out);
+
+/* The same without the search: the scale follows from the largest element alone. For comparisons. */
+void ks_pack_row_block_nearest(kestrel_weight_type type, const float *rows, int32_t n_rows,
+                               int32_t n_cols, uint8_t *out);
 
 /* Row r of a matrix of any type as float32. */
 void ks_matrix_row(const ks_matrix *w, int32_t r, float *out);

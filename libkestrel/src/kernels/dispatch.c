@@ -1,0 +1,46 @@
+/*
+ * dispatch.c - which kernel table this processor gets.
+ *
+ * Compiled without any instruction set option, so that asking what the processor can do never needs
+ * what it cannot. Every table returns the same bits; the choice is about speed only.
+ */
+#include "kernels.h"
+#include "tables.h"
+
+static const ks_kernels *native_table(kestrel_isa isa)
+{
+    (void)isa;
+    return NULL;
+}
+
+const ks_kernels *ks_kernels_for(kestrel_isa isa)
+{
+    static const kestrel_isa best_first[] = {
+        KESTREL_ISA_AVX512, KESTREL_ISA_AVX2, KESTREL_ISA_NEON_DOTPROD, KESTREL_ISA_NEON,
+    };
+    if (isa == KESTREL_ISA_PORTABLE)
+        return &ks_kernels_portable;
+    if (isa != KESTREL_ISA_AUTO)
+        return native_table(isa);
+    for (size_t i = 0; i < sizeof best_first / sizeof best_first[0]; i++) {
+        const ks_kernels *table = native_table(best_first[i]);
+        if (table != NULL)
+            return table;
+    }
+    return &ks_kernels_portable;
+}
+
+int32_t kestrel_isa_available(kestrel_isa isa)
+{
+    return ks_kernels_for(isa) != NULL;
+}
+
+const char *kestrel_isa_name(kestrel_isa isa)
+{
+    static const char *const names[] = {
+        [KESTREL_ISA_AUTO] = "auto",     [KESTREL_ISA_PORTABLE] = "portable",
+        [KESTREL_ISA_AVX2] = "avx2",     [KESTREL_ISA_AVX512] = "avx512",
+        [KESTREL_ISA_NEON] = "neon",     [KESTREL_ISA_NEON_DOTPROD] = "neon_dotprod",
+    };
+    return (size_t)isa < sizeof names / sizeof names[0] ? names[isa] : "?";
+}

@@ -1,0 +1,356 @@
+/*
+ * quant.c - how numbers are packed: weights into row blocks, keys and values into the cache.
+ *
+ * Portable on purpose: what is packed here is data that every instruction set reads, so there is one
+ * way to write it. The blocks, byte by byte (rows r = 0..7 of a row block, columns of one group):
+ *
+ *     q4, 144 bytes   u16 scale[8] | u8 [4 j][8 r][4 i]   low nibble:  column 4j + i, plus 8
+ *                                                         high nibble: column 16 + 4j + i, plus 8
+ *     q8, 272 bytes   u16 scale[8] | i8 [8 c][8 r][4 i]   column 4c + i
+ *
+ * Four bytes of one row stay together because that is what a dot-product instruction sums; eight rows
+ * follow each other because lanes are rows.
+ */
+#include "kernels.h"
+#include "numerics.h"
+
+enum { Q4_MIN = -8, Q4_MAX = 7, Q8_MAX = 127 };
+
+size_t ks_matrix_bytes(kestrel_weight_type type, int32_t n_rows, int32_t n_cols)
+{
+    size_t rows = (size_t)n_rows, cols = (size_t)n_cols;
+    size_t n_blocks = (rows + KS_ROW_BLOCK - 1) / KS_ROW_BLOCK * (cols / KS_GROUP);
+    switch (type) {
+    case KESTREL_WEIGHT_F32:
+        return rows * cols * sizeof(float);
+    case KESTREL_WEIGHT_BF16:
+    case KESTREL_WEIGHT_F16:
+        return rows * cols * sizeof(uint16_t);
+    case KESTREL_WEIGHT_Q8:
+        return n_blocks * KS_Q8_BLOCK_BYTES;
+    case KESTREL_WEIGHT_Q4:
+        return n_blocks * KS_Q4_BLOCK_BYTES;
+    case KESTREL_WEIGHT_AUTO:
+        break;
+    }
+    return 0;
+}
+
+/* ---- quantising one group --------------------------------------------------------------------------- */
+
+/* The element of largest magnitude (the first of equals), with its sign. */
+static float extreme(const float *w)
+{
+    float best = 0.0f;
+    for (int i = 0; i < KS_GROUP; i++)
+        best = ks_abs(w[i]) > ks_abs(best) ? w[i] : best;
+    return best;
+}
+
+/* q = w / scale rounded to nearest within [min, max]. A scale of zero gives zeros. */
+static void round_group(const float *w, float scale, float min, float max, int8_t *q)
+{
+    float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+    for (int i = 0; i < KS_GROUP; i++) {
+        float value = w[i] * inverse;
+        value = value > min ? value : min;
+        value = value < max ? value : max;
+        q[i] = (int8_t)ks_rint(value);
+    }
+}
+
+static float squared_error(const float *w, const int8_t *q, float scale)
+{
+    float lane[8] = {0};
+    for (int first = 0; first < KS_GROUP; first += 8)
+        for (int i = 0; i < 8; i++) {
+            float difference = w[first + i] - (float)q[first + i] * scale;
+            lane[i] += difference * difference;
+        }
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+/* The scale that fits q to w best in the least-squares sense is wq / qq, and the error it leaves is
+ * ww - wq^2 / qq. */
+typedef struct fit {
+    float wq;
+    float qq;
+} fit;
+
+/* Rounds w * inverse to the 4-bit range and returns the sums. The loops keep eight sums apart so that
+ * they vectorise without reordering anything. */
+static fit fit_q4(const float *w, float inverse)
+{
+    float wq[8] = {0}, qq[8] = {0};
+    for (int first = 0; first < KS_GROUP; first += 8)
+        for (int i = 0; i < 8; i++) {
+            float q = w[first + i] * inverse;
+            q = q > Q4_MIN ? q : Q4_MIN;
+            q = q < Q4_MAX ? q : Q4_MAX;
+            q = (q + KS_RINT_MAGIC) - KS_RINT_MAGIC;
+            wq[i] += w[first + i] * q;
+            qq[i] += q * q;
+        }
+    fit sums = {
+        ((wq[0] + wq[4]) + (wq[2] + wq[6])) + ((wq[1] + wq[5]) + (wq[3] + wq[7])),
+        ((qq[0] + qq[4]) + (qq[2] + qq[6])) + ((qq[1] + qq[5]) + (qq[3] + qq[7])),
+    };
+    return sums;
+}
+
+/* Largest element to -8: the plain rule, and the search's starting point. */
+static uint16_t q4_scale_nearest(float extreme_weight)
+{
+    return ks_f16_from_f32_finite(extreme_weight / (float)Q4_MIN);
+}
+
+/* Tries mapping the extreme element to values from -9.5 to -5.5 and, as the levels are not
+ * symmetric, to those from 5.5 to 8.5; each rounding gets its best-fitting scale. The winner's scale is then
+ * refitted until rounding to float16 and back no longer helps. w is normalised by the caller so that
+ * squares neither overflow nor vanish. */
+static uint16_t q4_scale_search(const float *w, float extreme_weight, float unit, int8_t *q)
+{
+    static const float target[] = {
+        -9.5f, -9.0f, -8.6f, -8.3f, -8.0f, -7.7f, -7.4f, -7.0f, -6.6f, -6.2f, -5.8f,
+        8.0f,  7.5f,  7.0f,  6.5f,  6.0f,
+    };
+    float best_gain = -1.0f, best_scale = 0.0f;
+    for (size_t c = 0; c < sizeof target / sizeof target[0]; c++) {
+        fit sums = fit_q4(w, target[c] / extreme_weight);
+        float gain = sums.qq > 0.0f ? sums.wq * sums.wq / sums.qq : 0.0f;
+        if (gain > best_gain) {
+            best_gain = gain;
+            best_scale = sums.wq / sums.qq;
+        }
+    }
+    uint16_t best = q4_scale_nearest(extreme_weight * unit);
+    float best_error = -1.0f;
+    uint16_t candidate = best;
+    for (int round = 0; round < 4; round++) {
+        float scale = ks_f32_from_f16(candidate) / unit;
+        int8_t rounded[KS_GROUP];
+        round_group(w, scale, Q4_MIN, Q4_MAX, rounded);
+        float error = squared_error(w, rounded, scale);
+        if (best_error < 0.0f || error < best_error) {
+            best_error = error;
+            best = candidate;
+            memcpy(q, rounded, KS_GROUP);
+        }
+        if (round > 0) {
+            fit sums = fit_q4(w, scale != 0.0f ? 1.0f / scale : 0.0f);
+            best_scale = sums.qq > 0.0f ? sums.wq / sums.qq : 0.0f;
+        }
+        candidate = ks_f16_from_f32_finite(best_scale * unit);
+    }
+    return best;
+}
+
+static uint16_t quantize_q4(const float *w, int8_t *q)
+{
+    float normalised[KS_GROUP], extreme_weight = extreme(w);
+    if (ks_abs(extreme_weight) < 1e-30f) {
+        memset(q, 0, KS_GROUP);
+        return 0;
+    }
+    /* a power of two, so that nothing but the exponent changes */
+    float unit = ks_f32_from_bits(ks_f32_bits(extreme_weight) & 0x7f800000u);
+    for (int i = 0; i < KS_GROUP; i++)
+        normalised[i] = w[i] / unit;
+    return q4_scale_search(normalised, extreme_weight / unit, unit, q);
+}
+
+static uint16_t quantize_q4_nearest(const float *w, int8_t *q)
+{
+    uint16_t scale = q4_scale_nearest(extreme(w));
+    round_group(w, ks_f32_from_f16(scale), Q4_MIN, Q4_MAX, q);
+    return scale;
+}
+
+static uint16_t quantize_q8(const float *w, int8_t *q)
+{
+    uint16_t scale = ks_f16_from_f32_finite(ks_abs(extreme(w)) / (float)Q8_MAX);
+    round_group(w, ks_f32_from_f16(scale), -Q8_MAX, Q8_MAX, q);
+    return scale;
+}
+
+/* ---- row blocks --------------------------------------------------------------------------------------- */
+
+static void store_q4(uint8_t *block, int r, const int8_t *q)
+{
+    uint8_t *nibbles = block + 2 * KS_ROW_BLOCK;
+    for (int j = 0; j < 4; j++)
+        for (int i = 0; i < 4; i++)
+            nibbles[(j * KS_ROW_BLOCK + r) * 4 + i] =
+                (uint8_t)((q[4 * j + i] + 8) | (q[16 + 4 * j + i] + 8) << 4);
+}
+
+static void store_q8(uint8_t *block, int r, const int8_t *q)
+{
+    uint8_t *bytes = block + 2 * KS_ROW_BLOCK;
+    for (int c = 0; c < KS_GROUP / 4; c++)
+        memcpy(bytes + (c * KS_ROW_BLOCK + r) * 4, q + 4 * c, 4);
+}
+
+typedef uint16_t (*quantize_fn)(const float *w, int8_t *q);
+
+static void pack_rows(kestrel_weight_type type, quantize_fn quantize, const float *rows, int32_t n_rows,
+                      int32_t n_cols, uint8_t *out)
+{
+    int is_q4 = type == KESTREL_WEIGHT_Q4;
+    size_t block_bytes = is_q4 ? KS_Q4_BLOCK_BYTES : KS_Q8_BLOCK_BYTES;
+    for (int32_t g = 0; g < n_cols / KS_GROUP; g++, out += block_bytes)
+        for (int r = 0; r < KS_ROW_BLOCK; r++) {
+            int8_t q[KS_GROUP] = {0};
+            uint16_t scale = 0;
+            if (r < n_rows)
+                scale = quantize(rows + (size_t)r * (size_t)n_cols + (size_t)g * KS_GROUP, q);
+            memcpy(out + 2 * r, &scale, sizeof scale);
+            (is_q4 ? store_q4 : store_q8)(out, r, q);
+        }
+}
+
+void ks_pack_row_block(kestrel_weight_type type, const float *rows, int32_t n_rows, int32_t n_cols,
+                       uint8_t *out)
+{
+    quantize_fn quantize = type == KESTREL_WEIGHT_Q4 ? quantize_q4 : quantize_q8;
+    pack_rows(type, quantize, rows, n_rows, n_cols, out);
+}
+
+void ks_pack_row_block_nearest(kestrel_weight_type type, const float *rows, int32_t n_rows,
+                               int32_t n_cols, uint8_t *out)
+{
+    quantize_fn quantize = type == KESTREL_WEIGHT_Q4 ? quantize_q4_nearest : quantize_q8;
+    pack_rows(type, quantize, rows, n_rows, n_cols, out);
+}
+
+/* ---- rows back to float ---------------------------------------------------------------------------------- */
+
+static void widen_16bit(const uint8_t *row, int is_bf16, int32_t n, float *out)
+{
+    for (int32_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, row + 2 * (size_t)i, sizeof half); /* a checkpoint aligns nothing */
+        out[i] = is_bf16 ? ks_f32_from_bf16(half) : ks_f32_from_f16(half);
+    }
+}
+
+static void dequantize_row(const ks_matrix *w, int32_t r, float *out)
+{
+    int is_q4 = w->type == KESTREL_WEIGHT_Q4;
+    size_t block_bytes = is_q4 ? KS_Q4_BLOCK_BYTES : KS_Q8_BLOCK_BYTES;
+    int32_t n_groups = w->n_cols / KS_GROUP, lane = r % KS_ROW_BLOCK;
+    const uint8_t *block = (const uint8_t *)w->data
+        + (size_t)(r / KS_ROW_BLOCK) * (size_t)n_groups * block_bytes;
+    for (int32_t g = 0; g < n_groups; g++, block += block_bytes, out += KS_GROUP) {
+        uint16_t half;
+        memcpy(&half, block + 2 * lane, sizeof half);
+        float scale = ks_f32_from_f16(half);
+        const uint8_t *q = block + 2 * KS_ROW_BLOCK + 4 * lane;
+        for (int i = 0; i < KS_GROUP / 2 && is_q4; i++) {
+            uint8_t pair = q[i / 4 * 32 + i % 4];
+            out[i] = (float)((pair & 15) - 8) * scale;
+            out[16 + i] = (float)((pair >> 4) - 8) * scale;
+        }
+        for (int i = 0; i < KS_GROUP && !is_q4; i++)
+            out[i] = (float)(int8_t)q[i / 4 * 32 + i % 4] * scale;
+    }
+}
+
+void ks_matrix_row(const ks_matrix *w, int32_t r, float *out)
+{
+    const uint8_t *data = w->data;
+    size_t n_cols = (size_t)w->n_cols, row = (size_t)r;
+    switch (w->type) {
+    case KESTREL_WEIGHT_F32:
+        memcpy(out, data + row * n_cols * sizeof(float), n_cols * sizeof(float));
+        break;
+    case KESTREL_WEIGHT_BF16:
+        widen_16bit(data + row * n_cols * sizeof(uint16_t), 1, w->n_cols, out);
+        break;
+    case KESTREL_WEIGHT_F16:
+        widen_16bit(data + row * n_cols * sizeof(uint16_t), 0, w->n_cols, out);
+        break;
+    case KESTREL_WEIGHT_Q8:
+    case KESTREL_WEIGHT_Q4:
+        dequantize_row(w, r, out);
+        break;
+    case KESTREL_WEIGHT_AUTO:
+        break;
+    }
+}
+
+/* ---- the cache ---------------------------------------------------------------------------------------------- */
+
+/* The index of the first of a key's elements; the others follow at a stride of KS_KEY_TILE. */
+static size_t key_index(const ks_kv_head *kv, int32_t pos)
+{
+    return (size_t)(pos / KS_KEY_TILE) * (size_t)kv->head_dim * KS_KEY_TILE
+        + (size_t)(pos % KS_KEY_TILE);
+}
+
+/* Returns the scale; q[n] every `stride` elements. */
+static float store_q8_row(const float *x, int32_t n, int8_t *q, size_t stride)
+{
+    float largest = 0.0f;
+    for (int32_t i = 0; i < n; i++)
+        largest = ks_abs(x[i]) > largest ? ks_abs(x[i]) : largest;
+    int is_zero = largest < 1e-30f;
+    float inverse = is_zero ? 0.0f : 127.0f / largest;
+    for (int32_t i = 0; i < n; i++)
+        q[(size_t)i * stride] = (int8_t)ks_rint(x[i] * inverse);
+    return is_zero ? 0.0f : largest / 127.0f;
+}
+
+static void store_f16_row(const float *x, int32_t n, uint16_t *out, size_t stride)
+{
+    for (int32_t i = 0; i < n; i++)
+        out[(size_t)i * stride] = ks_f16_from_f32_finite(x[i]);
+}
+
+static void store_f32_row(const float *x, int32_t n, float *out, size_t stride)
+{
+    for (int32_t i = 0; i < n; i++)
+        out[(size_t)i * stride] = x[i];
+}
+
+void ks_kv_store(const ks_kv_head *kv, int32_t pos, const float *k, const float *v)
+{
+    const int32_t n = kv->head_dim;
+    size_t key = key_index(kv, pos), value = (size_t)pos * (size_t)n;
+    switch (kv->type) {
+    case KESTREL_KV_F32:
+        store_f32_row(k, n, (float *)kv->k + key, KS_KEY_TILE);
+        store_f32_row(v, n, (float *)kv->v + value, 1);
+        break;
+    case KESTREL_KV_F16:
+        store_f16_row(k, n, (uint16_t *)kv->k + key, KS_KEY_TILE);
+        store_f16_row(v, n, (uint16_t *)kv->v + value, 1);
+        break;
+    case KESTREL_KV_Q8:
+        kv->k_scale[pos] = store_q8_row(k, n, (int8_t *)kv->k + key, KS_KEY_TILE);
+        kv->v_scale[pos] = store_q8_row(v, n, (int8_t *)kv->v + value, 1);
+        break;
+    case KESTREL_KV_AUTO:
+        break;
+    }
+}
+
+static float load_element(const ks_kv_head *kv, const void *data, size_t i, float scale)
+{
+    if (kv->type == KESTREL_KV_F32)
+        return ((const float *)data)[i];
+    if (kv->type == KESTREL_KV_F16)
+        return ks_f32_from_f16(((const uint16_t *)data)[i]);
+    return (float)((const int8_t *)data)[i] * scale;
+}
+
+void ks_kv_load(const ks_kv_head *kv, int32_t pos, float *k, float *v)
+{
+    const int is_q8 = kv->type == KESTREL_KV_Q8;
+    float k_scale = is_q8 ? kv->k_scale[pos] : 1.0f, v_scale = is_q8 ? kv->v_scale[pos] : 1.0f;
+    size_t key = key_index(kv, pos), value = (size_t)pos * (size_t)kv->head_dim;
+    for (size_t d = 0; d < (size_t)kv->head_dim; d++) {
+        k[d] = load_element(kv, kv->k, key + d * KS_KEY_TILE, k_scale);
+        v[d] = load_element(kv, kv->v, value + d, v_scale);
+    }
+}
