@@ -58,7 +58,8 @@ typedef struct ks_json {
     size_t offset; /* of the value's first byte in its file */
     const char *key; /* member name inside an object, NUL-terminated, unescaped; else NULL */
     size_t key_offset; /* of the name's opening quote; 0 without a key */
-    const char *string; /* STRING: unescaped UTF-8, NUL-terminated (an embedded \u0000 is refused) */
+    const char
+        *string; /* STRING: unescaped UTF-8, NUL-terminated (an embedded \u0000 is refused) */
     double number; /* NUMBER: correctly rounded */
     int64_t integer; /* NUMBER with is_integer: exact */
     bool is_integer; /* written without fraction or exponent, and fits int64 */
@@ -80,7 +81,7 @@ const ks_json *ks_json_get(const ks_json *object, const char *key);
 /* For messages: "a number", "an object", "true". */
 const char *ks_json_type_name(ks_json_type type);
 
-/* ---- files (safetensors.c) --------------------------------------------------------------------- */
+/* ---- files (checkpoint.c) ---------------------------------------------------------------------- */
 
 /* A whole file, mapped read-only. An empty file has n_bytes 0 and bytes NULL. */
 typedef struct ks_mapping {
@@ -104,7 +105,10 @@ typedef enum ks_dtype { KS_DTYPE_F32, KS_DTYPE_BF16, KS_DTYPE_F16, KS_DTYPE_U8 }
 size_t ks_dtype_size(ks_dtype dtype);
 const char *ks_dtype_name(ks_dtype dtype);
 
-enum { KS_MAX_DIMS = 8 };
+enum {
+    KS_MAX_DIMS = 8,
+    KS_MAX_HEADER_BYTES = 100 * 1000 * 1000, /* the format's own limit; an index may have as many */
+};
 
 typedef struct ks_tensor {
     const char *name;
@@ -132,6 +136,8 @@ kestrel_status ks_safetensors_parse(const uint8_t *bytes, size_t n_bytes, const 
                                     ks_safetensors *result, kestrel_error *error);
 void ks_safetensors_free(ks_safetensors *result);
 
+/* ---- a directory of weights (checkpoint.c) ------------------------------------------------------ */
+
 typedef struct ks_checkpoint ks_checkpoint;
 
 /* Maps model.safetensors if there is one, else every shard of model.safetensors.index.json. With an
@@ -141,7 +147,8 @@ kestrel_status ks_checkpoint_open(const char *directory, ks_checkpoint **checkpo
 /* NULL is allowed. Unmaps the files: every ks_tensor and its data are gone. */
 void ks_checkpoint_close(ks_checkpoint *checkpoint);
 int32_t ks_checkpoint_n_tensors(const ks_checkpoint *checkpoint);
-/* 0 <= i < n_tensors, in the order of their names (strcmp). */
+/* 0 <= i < n_tensors, in the order of their names (strcmp). They form one array: a tensor's number is
+ * its distance from number 0. */
 const ks_tensor *ks_checkpoint_tensor(const ks_checkpoint *checkpoint, int32_t i);
 /* By name, in less than linear time; NULL if there is none. */
 const ks_tensor *ks_checkpoint_find(const ks_checkpoint *checkpoint, const char *name);
@@ -151,7 +158,12 @@ const char *ks_checkpoint_metadata(const ks_checkpoint *checkpoint, const char *
 
 /* ---- config.json (config.c) -------------------------------------------------------------------- */
 
-typedef enum ks_rope_type { KS_ROPE_DEFAULT, KS_ROPE_LINEAR, KS_ROPE_LLAMA3, KS_ROPE_YARN } ks_rope_type;
+typedef enum ks_rope_type {
+    KS_ROPE_DEFAULT,
+    KS_ROPE_LINEAR,
+    KS_ROPE_LLAMA3,
+    KS_ROPE_YARN
+} ks_rope_type;
 
 /* RoPE parameters as resolved from either spelling. Unused ones keep their defaults. */
 typedef struct ks_rope_config {
@@ -163,7 +175,8 @@ typedef struct ks_rope_config {
     double original_max_position; /* llama3, yarn; else max_context */
     double beta_fast; /* yarn: 32 */
     double beta_slow; /* yarn: 1; <= beta_fast */
-    double attention_factor; /* yarn: what cos and sin are multiplied by, already resolved; else 1 */
+    double
+        attention_factor; /* yarn: what cos and sin are multiplied by, already resolved; else 1 */
     bool truncate; /* yarn: true */
 } ks_rope_config;
 

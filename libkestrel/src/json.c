@@ -57,7 +57,8 @@ typedef struct parser {
     ((p)->status =                                                                                 \
          ks_fail_at((p)->error, KESTREL_##code, (p)->file, (p)->base + (position), __VA_ARGS__))
 
-const char *ks_json_type_name(ks_json_type type) {
+const char *ks_json_type_name(ks_json_type type)
+{
     static const char *const names[] = {"null",     "false",    "true",     "a number",
                                         "a string", "an array", "an object"};
     return names[type];
@@ -65,7 +66,8 @@ const char *ks_json_type_name(ks_json_type type) {
 
 /* ---- nodes --------------------------------------------------------------------------------------- */
 
-static ks_json *new_node(parser *p, ks_json_type type, size_t at) {
+static ks_json *new_node(parser *p, ks_json_type type, size_t at)
+{
     ks_json_document *document = p->document;
     node_block *block = document->blocks;
     if (document->n_values == KS_JSON_MAX_VALUES) {
@@ -94,27 +96,34 @@ static ks_json *new_node(parser *p, ks_json_type type, size_t at) {
 /* ---- characters ---------------------------------------------------------------------------------- */
 
 /* The next byte, -1 at the end. */
-static int peek(const parser *p) {
+static int peek(const parser *p)
+{
     return p->at < p->n_bytes ? p->text[p->at] : -1;
 }
 
-static void skip_space(parser *p) {
+static void skip_space(parser *p)
+{
     int c;
-    while ((c = peek(p)) == ' ' || c == '\n' || c == '\r' || c == '\t') p->at++;
+    while ((c = peek(p)) == ' ' || c == '\n' || c == '\r' || c == '\t')
+        p->at++;
 }
 
-static void fail_unexpected(parser *p, const char *expected) {
+static void fail_unexpected(parser *p, const char *expected)
+{
     int c = peek(p);
-    if (c < 0) PARSE_FAIL(p, FORMAT, p->at, "the text ends where %s should be", expected);
+    if (c < 0)
+        PARSE_FAIL(p, FORMAT, p->at, "the text ends where %s should be", expected);
     else if (c > 0x20 && c < 0x7F)
         PARSE_FAIL(p, FORMAT, p->at, "'%c' where %s should be", c, expected);
-    else PARSE_FAIL(p, FORMAT, p->at, "byte 0x%02X where %s should be", c, expected);
+    else
+        PARSE_FAIL(p, FORMAT, p->at, "byte 0x%02X where %s should be", c, expected);
 }
 
 /* ---- strings ------------------------------------------------------------------------------------- */
 
 /* Four hex digits at p->at, -1 if they are not there. */
-static int32_t read_hex4(parser *p) {
+static int32_t read_hex4(parser *p)
+{
     int32_t value = 0;
     for (int i = 0; i < 4; i++, p->at++) {
         int c = peek(p);
@@ -129,7 +138,8 @@ static int32_t read_hex4(parser *p) {
 }
 
 /* Writes a code point behind p->string_end: at most 3 bytes for \uXXXX, 4 for a pair of them. */
-static void put_code_point(parser *p, uint32_t c) {
+static void put_code_point(parser *p, uint32_t c)
+{
     char *out = p->string_end;
     if (c < 0x80) {
         *out++ = (char)c;
@@ -150,7 +160,8 @@ static void put_code_point(parser *p, uint32_t c) {
 }
 
 /* The digits behind "\u"; `start` is the backslash. */
-static void parse_unicode_escape(parser *p, size_t start) {
+static void parse_unicode_escape(parser *p, size_t start)
+{
     int32_t unit = read_hex4(p);
     if (unit < 0) {
         PARSE_FAIL(p, FORMAT, start, "\\u without four hexadecimal digits");
@@ -178,7 +189,8 @@ static void parse_unicode_escape(parser *p, size_t start) {
     put_code_point(p, code_point);
 }
 
-static void parse_escape(parser *p) {
+static void parse_escape(parser *p)
+{
     static const char escaped[] = "\"\\/bfnrt", meaning[] = "\"\\/\b\f\n\r\t";
     size_t start = p->at++;
     int c = peek(p);
@@ -195,7 +207,8 @@ static void parse_escape(parser *p) {
 }
 
 /* A string at its opening quote, unescaped into the document; NULL after an error. */
-static const char *parse_string(parser *p) {
+static const char *parse_string(parser *p)
+{
     size_t start = p->at++;
     char *result = p->string_end;
     while (p->status == KESTREL_OK) {
@@ -213,7 +226,8 @@ static const char *parse_string(parser *p) {
         } else {
             size_t n = ks_utf8_sequence(p->text + p->at, p->n_bytes - p->at);
             if (n == 0) PARSE_FAIL(p, FORMAT, p->at, "invalid UTF-8 in a string");
-            for (; n > 0; n--) *p->string_end++ = (char)p->text[p->at++];
+            for (; n > 0; n--)
+                *p->string_end++ = (char)p->text[p->at++];
         }
     }
     return NULL;
@@ -221,14 +235,17 @@ static const char *parse_string(parser *p) {
 
 /* ---- numbers ------------------------------------------------------------------------------------- */
 
-static size_t skip_digits(parser *p) {
+static size_t skip_digits(parser *p)
+{
     size_t start = p->at;
-    while (peek(p) >= '0' && peek(p) <= '9') p->at++;
+    while (peek(p) >= '0' && peek(p) <= '9')
+        p->at++;
     return p->at - start;
 }
 
 /* Moves over a number by the grammar; false after an error. *is_integer: no fraction, no exponent. */
-static bool scan_number(parser *p, bool *is_integer) {
+static bool scan_number(parser *p, bool *is_integer)
+{
     *is_integer = true;
     if (peek(p) == '-') p->at++;
     if (peek(p) == '0') {
@@ -262,22 +279,23 @@ static bool scan_number(parser *p, bool *is_integer) {
 }
 
 /* Digits with an optional minus as int64; false if it does not fit. */
-static bool to_integer(const char *text, int64_t *value) {
+static bool to_integer(const char *text, int64_t *value)
+{
     errno = 0;
     long long parsed = strtoll(text, NULL, 10);
     *value = parsed;
     return errno == 0;
 }
 
-static void parse_number(parser *p, ks_json *node) {
+static void parse_number(parser *p, ks_json *node)
+{
     char text[MAX_NUMBER_BYTES + 1];
     size_t start = p->at;
     bool is_integer;
     if (!scan_number(p, &is_integer)) return;
     size_t length = p->at - start;
     if (length > MAX_NUMBER_BYTES) {
-        PARSE_FAIL(p, FORMAT, start, "a number of more than %d characters",
-                   MAX_NUMBER_BYTES);
+        PARSE_FAIL(p, FORMAT, start, "a number of more than %d characters", MAX_NUMBER_BYTES);
         return;
     }
     memcpy(text, p->text + start, length);
@@ -307,13 +325,16 @@ typedef struct name_entry {
     const ks_json *member;
 } name_entry;
 
-static uint64_t hash_name(const char *name) {
+static uint64_t hash_name(const char *name)
+{
     uint64_t hash = 14695981039346656037u; /* FNV-1a */
-    for (; *name; name++) hash = (hash ^ (uint8_t)*name) * 1099511628211u;
+    for (; *name; name++)
+        hash = (hash ^ (uint8_t)*name) * 1099511628211u;
     return hash;
 }
 
-static int compare_names(const void *left, const void *right) {
+static int compare_names(const void *left, const void *right)
+{
     const name_entry *a = left, *b = right;
     if (a->hash != b->hash) return a->hash < b->hash ? -1 : 1;
     int order = strcmp(a->member->key, b->member->key);
@@ -323,7 +344,8 @@ static int compare_names(const void *left, const void *right) {
 }
 
 /* The first member whose name occurred before it, by pairs. */
-static const ks_json *find_duplicate_small(const ks_json *object) {
+static const ks_json *find_duplicate_small(const ks_json *object)
+{
     for (const ks_json *late = object->first_child; late; late = late->next)
         for (const ks_json *early = object->first_child; early != late; early = early->next)
             if (strcmp(early->key, late->key) == 0) return late;
@@ -331,7 +353,8 @@ static const ks_json *find_duplicate_small(const ks_json *object) {
 }
 
 /* The same, by sorting. */
-static const ks_json *find_duplicate_large(parser *p, const ks_json *object) {
+static const ks_json *find_duplicate_large(parser *p, const ks_json *object)
+{
     name_entry *entries = malloc((size_t)object->n_children * sizeof *entries);
     size_t n = 0;
     const ks_json *first = NULL;
@@ -352,12 +375,12 @@ static const ks_json *find_duplicate_large(parser *p, const ks_json *object) {
     return first;
 }
 
-static void check_names(parser *p, const ks_json *object) {
+static void check_names(parser *p, const ks_json *object)
+{
     const ks_json *twice = object->n_children <= SMALL_OBJECT ? find_duplicate_small(object)
                                                               : find_duplicate_large(p, object);
     if (twice)
-        PARSE_FAIL(p, FORMAT, twice->key_offset - p->base, "duplicate name \"%.100s\"",
-                   twice->key);
+        PARSE_FAIL(p, FORMAT, twice->key_offset - p->base, "duplicate name \"%.100s\"", twice->key);
 }
 
 /* ---- values -------------------------------------------------------------------------------------- */
@@ -365,7 +388,8 @@ static void check_names(parser *p, const ks_json *object) {
 static ks_json *parse_value(parser *p);
 
 /* Name and colon of a member; NULL after an error. */
-static const char *parse_name(parser *p) {
+static const char *parse_name(parser *p)
+{
     if (peek(p) != '"') {
         fail_unexpected(p, "a name in quotes");
         return NULL;
@@ -383,7 +407,8 @@ static const char *parse_name(parser *p) {
 }
 
 /* The inside of an array or object, from behind its bracket to behind the closing one. */
-static void parse_children(parser *p, ks_json *parent) {
+static void parse_children(parser *p, ks_json *parent)
+{
     bool is_object = parent->type == KS_JSON_OBJECT;
     int closing = is_object ? '}' : ']';
     ks_json **link = &parent->first_child;
@@ -416,7 +441,8 @@ static void parse_children(parser *p, ks_json *parent) {
     if (is_object) check_names(p, parent);
 }
 
-static void parse_literal(parser *p, const char *word) {
+static void parse_literal(parser *p, const char *word)
+{
     for (size_t i = 0; word[i]; i++, p->at++) {
         if (peek(p) != word[i]) {
             fail_unexpected(p, word);
@@ -426,7 +452,8 @@ static void parse_literal(parser *p, const char *word) {
 }
 
 /* A value at its first byte; NULL after an error. */
-static ks_json *parse_value(parser *p) {
+static ks_json *parse_value(parser *p)
+{
     int c = peek(p);
     ks_json_type type = c == '{'                             ? KS_JSON_OBJECT
                         : c == '['                           ? KS_JSON_ARRAY
@@ -463,7 +490,8 @@ static ks_json *parse_value(parser *p) {
 /* ---- documents ----------------------------------------------------------------------------------- */
 
 kestrel_status ks_json_parse(const char *text, size_t n_bytes, const char *file, size_t base,
-                             ks_json_document **document, kestrel_error *error) {
+                             ks_json_document **document, kestrel_error *error)
+{
     *document = NULL;
     ks_json_document *made = calloc(1, sizeof *made);
     char *strings = malloc(n_bytes ? n_bytes : 1);
@@ -495,11 +523,13 @@ kestrel_status ks_json_parse(const char *text, size_t n_bytes, const char *file,
     return KESTREL_OK;
 }
 
-const ks_json *ks_json_root(const ks_json_document *document) {
+const ks_json *ks_json_root(const ks_json_document *document)
+{
     return document->root;
 }
 
-void ks_json_free(ks_json_document *document) {
+void ks_json_free(ks_json_document *document)
+{
     if (!document) return;
     for (node_block *block = document->blocks; block;) {
         node_block *next = block->next;
@@ -510,7 +540,8 @@ void ks_json_free(ks_json_document *document) {
     free(document);
 }
 
-const ks_json *ks_json_get(const ks_json *object, const char *key) {
+const ks_json *ks_json_get(const ks_json *object, const char *key)
+{
     if (!object || object->type != KS_JSON_OBJECT) return NULL;
     for (const ks_json *member = object->first_child; member; member = member->next)
         if (strcmp(member->key, key) == 0) return member;

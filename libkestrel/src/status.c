@@ -13,7 +13,8 @@
 
 #include "checkpoint.h"
 
-const char *kestrel_status_name(int32_t code) {
+const char *kestrel_status_name(int32_t code)
+{
     switch (code) {
 #define KS_STATUS_CASE(name, value, text)                                                          \
     case value:                                                                                    \
@@ -25,8 +26,10 @@ const char *kestrel_status_name(int32_t code) {
     }
 }
 
-size_t ks_utf8_sequence(const uint8_t *bytes, size_t n_bytes) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; /* a shorter form exists below */
+size_t ks_utf8_sequence(const uint8_t *bytes, size_t n_bytes)
+{
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800,
+                                         0x10000}; /* a shorter form exists below */
     if (n_bytes == 0) return 0;
     uint8_t lead = bytes[0];
     if (lead < 0x80) return 1;
@@ -42,7 +45,8 @@ size_t ks_utf8_sequence(const uint8_t *bytes, size_t n_bytes) {
 }
 
 /* Replaces control characters and bytes that are no UTF-8 by '?'. */
-static void make_printable(char *text) {
+static void make_printable(char *text)
+{
     size_t n_bytes = strlen(text);
     for (size_t i = 0; i < n_bytes;) {
         uint8_t byte = (uint8_t)text[i];
@@ -53,7 +57,8 @@ static void make_printable(char *text) {
 }
 
 /* Copies text into message[size]; a longer one becomes head "..." tail, cut between characters. */
-static void shorten(char *message, size_t size, const char *text) {
+static void shorten(char *message, size_t size, const char *text)
+{
     enum { HEAD = 160 };
     size_t n_bytes = strlen(text);
     if (n_bytes < size) {
@@ -61,15 +66,18 @@ static void shorten(char *message, size_t size, const char *text) {
         return;
     }
     size_t head = HEAD;
-    while (head > 0 && ((uint8_t)text[head] & 0xC0) == 0x80) head--;
+    while (head > 0 && ((uint8_t)text[head] & 0xC0) == 0x80)
+        head--;
     const char *tail = text + n_bytes - (size - 1 - head - 3);
-    while (((uint8_t)*tail & 0xC0) == 0x80) tail++;
+    while (((uint8_t)*tail & 0xC0) == 0x80)
+        tail++;
     memcpy(message, text, head);
     memcpy(message + head, "...", 3);
     memcpy(message + head + 3, tail, strlen(tail) + 1);
 }
 
-kestrel_status ks_fail(kestrel_error *error, kestrel_status code, const char *format, ...) {
+kestrel_status ks_fail(kestrel_error *error, kestrel_status code, const char *format, ...)
+{
     if (!error) return code;
     /* A path alone may have 4,095 bytes. Formatting apart also lets the arguments point into *error. */
     char local[4096];
@@ -93,7 +101,8 @@ kestrel_status ks_fail(kestrel_error *error, kestrel_status code, const char *fo
 }
 
 kestrel_status ks_fail_at(kestrel_error *error, kestrel_status code, const char *file,
-                          uint64_t offset, const char *format, ...) {
+                          uint64_t offset, const char *format, ...)
+{
     char reason[1024]; /* enough: whoever prints a name from a file limits it */
     va_list arguments;
     if (!error) return code;

@@ -37,8 +37,9 @@ static int check_n_passed CHECK_UNUSED = 0;
 static int check_n_failed CHECK_UNUSED = 0;
 static int check_n_errors CHECK_UNUSED = 0; /* failed checks of the test that is running */
 
-CHECK_UNUSED __attribute__((format(printf, 3, 4))) static void check_fail(const char *file, int line,
-                                                                          const char *format, ...) {
+CHECK_UNUSED __attribute__((format(printf, 3, 4))) static void
+check_fail(const char *file, int line, const char *format, ...)
+{
     va_list arguments;
     check_n_errors++;
     fprintf(stderr, "%s:%d: ", file, line);
@@ -65,7 +66,8 @@ CHECK_UNUSED __attribute__((format(printf, 3, 4))) static void check_fail(const 
     do {                                                                                           \
         long long check_a = (long long)(actual), check_b = (long long)(expected);                  \
         if (check_a != check_b)                                                                    \
-            check_fail(__FILE__, __LINE__, "%s is %lld, expected %lld", #actual, check_a, check_b); \
+            check_fail(__FILE__, __LINE__, "%s is %lld, expected %lld", #actual, check_a,          \
+                       check_b);                                                                   \
     } while (0)
 
 /* Equal as numbers, to the last bit but for the sign of zero. */
@@ -73,7 +75,8 @@ CHECK_UNUSED __attribute__((format(printf, 3, 4))) static void check_fail(const 
     do {                                                                                           \
         double check_a = (actual), check_b = (expected);                                           \
         if (!(check_a == check_b))                                                                 \
-            check_fail(__FILE__, __LINE__, "%s is %.17g, expected %.17g", #actual, check_a, check_b); \
+            check_fail(__FILE__, __LINE__, "%s is %.17g, expected %.17g", #actual, check_a,        \
+                       check_b);                                                                   \
     } while (0)
 
 #define CHECK_NEAR(actual, expected, tolerance)                                                    \
@@ -105,8 +108,10 @@ CHECK_UNUSED __attribute__((format(printf, 3, 4))) static void check_fail(const 
     do {                                                                                           \
         check_n_errors = 0;                                                                        \
         test();                                                                                    \
-        if (check_n_errors) check_n_failed++;                                                      \
-        else check_n_passed++;                                                                     \
+        if (check_n_errors)                                                                        \
+            check_n_failed++;                                                                      \
+        else                                                                                       \
+            check_n_passed++;                                                                      \
         printf("%s %s\n", check_n_errors ? "FAIL" : "ok  ", #test);                                \
         fflush(stdout);                                                                            \
     } while (0)
@@ -116,7 +121,8 @@ CHECK_UNUSED __attribute__((format(printf, 3, 4))) static void check_fail(const 
 static char check_directory[512] CHECK_UNUSED = "";
 
 /* This program's temporary directory, made on first use and removed by check_summary. */
-CHECK_UNUSED static const char *check_temp_dir(void) {
+CHECK_UNUSED static const char *check_temp_dir(void)
+{
     if (!check_directory[0]) {
         const char *base = getenv("TMPDIR");
         snprintf(check_directory, sizeof check_directory, "%s/kestrel-test-XXXXXX",
@@ -130,7 +136,8 @@ CHECK_UNUSED static const char *check_temp_dir(void) {
 }
 
 /* A path inside it; the result lives until eight more calls. */
-CHECK_UNUSED static const char *check_path(const char *name) {
+CHECK_UNUSED static const char *check_path(const char *name)
+{
     static char paths[8][1024];
     static unsigned turn;
     char *path = paths[turn++ % 8];
@@ -139,7 +146,8 @@ CHECK_UNUSED static const char *check_path(const char *name) {
 }
 
 /* Writes a file into it, replacing one of that name, and returns its path (as check_path). */
-CHECK_UNUSED static const char *check_write(const char *name, const void *bytes, size_t n_bytes) {
+CHECK_UNUSED static const char *check_write(const char *name, const void *bytes, size_t n_bytes)
+{
     const char *path = check_path(name);
     FILE *file = fopen(path, "wb");
     if (!file || fwrite(bytes, 1, n_bytes, file) != n_bytes || fclose(file) != 0) {
@@ -149,12 +157,14 @@ CHECK_UNUSED static const char *check_write(const char *name, const void *bytes,
     return path;
 }
 
-CHECK_UNUSED static const char *check_write_text(const char *name, const char *text) {
+CHECK_UNUSED static const char *check_write_text(const char *name, const char *text)
+{
     return check_write(name, text, strlen(text));
 }
 
 /* Removes a directory and what is in it; follows no links. */
-CHECK_UNUSED static void check_remove_tree(const char *path) {
+CHECK_UNUSED static void check_remove_tree(const char *path)
+{
     DIR *directory = opendir(path);
     struct dirent *entry;
     while (directory && (entry = readdir(directory))) {
@@ -162,15 +172,18 @@ CHECK_UNUSED static void check_remove_tree(const char *path) {
         struct stat info;
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
         snprintf(child, sizeof child, "%s/%s", path, entry->d_name);
-        if (lstat(child, &info) == 0 && S_ISDIR(info.st_mode)) check_remove_tree(child);
-        else unlink(child);
+        if (lstat(child, &info) == 0 && S_ISDIR(info.st_mode))
+            check_remove_tree(child);
+        else
+            unlink(child);
     }
     if (directory) closedir(directory);
     rmdir(path);
 }
 
 /* Removes every file of the temporary directory and keeps the directory. */
-CHECK_UNUSED static void check_clear_dir(void) {
+CHECK_UNUSED static void check_clear_dir(void)
+{
     check_remove_tree(check_temp_dir());
     if (mkdir(check_directory, 0700) != 0) {
         perror(check_directory);
@@ -179,7 +192,8 @@ CHECK_UNUSED static void check_clear_dir(void) {
 }
 
 /* Prints the closing line; its result is main's. */
-CHECK_UNUSED static int check_summary(void) {
+CHECK_UNUSED static int check_summary(void)
+{
     if (check_directory[0]) check_remove_tree(check_directory);
     printf("%d passed, %d failed\n", check_n_passed, check_n_failed);
     return check_n_failed > 0 || check_n_passed == 0;
