@@ -1,0 +1,1 @@
+"""Scripts that make the embedded model: text, tokenizer, network, training, evaluation."""
