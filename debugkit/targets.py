@@ -1,0 +1,170 @@
+"""How a program comes under gdb. Every way gives the same `Target`: start, resume, interrupt, close.
+
+`LaunchTarget` starts a command. Its output goes to files, not to gdb's own output: a program that
+prints `*stopped` must not be taken for gdb, and text without a newline must not swallow a record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import stat
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+from debugkit.errors import PreflightError
+from debugkit.mi import Deadline, MIClient, MIError, Stop, StopTimeout, quote
+from debugkit.preflight import Command, Gdb, ptrace_denied
+
+# Signals that end a program by default and point at a mistake; gdb stops at these only.
+CRASH_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGSYS")
+INTERRUPT_TIMEOUT = 30.0  # seconds
+
+
+class Target(ABC):
+    """A program under gdb, from before its first instruction to its end."""
+
+    kind: str
+    client: MIClient
+
+    @abstractmethod
+    def start(self, deadline: Deadline) -> Stop:
+        """Let the program run for the first time, up to its first stop."""
+
+    def resume(self, deadline: Deadline) -> Stop:
+        """Let it run on to the next stop. StopTimeout at the deadline: it is still running."""
+        self.client.command("-exec-continue")
+        return self._wait(deadline)
+
+    def interrupt(self) -> Stop | None:
+        """Stop it where it is; None if even that fails."""
+        try:
+            with contextlib.suppress(MIError):  # it has ended by itself just now
+                self.client.command("-exec-interrupt")
+            return self.client.wait_stop(Deadline(INTERRUPT_TIMEOUT))
+        except StopTimeout:
+            return None
+
+    def program(self) -> str:
+        """Path of the program that runs now: a launched script has become its interpreter."""
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/{self.client.program_pid}/exe")
+        return ""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End gdb and leave nothing running that this target started."""
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self, deadline: Deadline) -> Stop:
+        """Wait for a stop. gdb keeps SIGINT to itself; one from outside is handed on."""
+        stop = self.client.wait_stop(deadline)
+        while stop.reason == "signal-received" and stop.signal == "SIGINT":
+            self.client.cli("signal SIGINT")
+            stop = self.client.wait_stop(deadline)
+        return stop
+
+
+class LaunchTarget(Target):
+    """A command started by gdb on this machine. It dies with gdb, whatever happens to either."""
+
+    kind = "launch"
+
+    def __init__(
+        self,
+        gdb: Gdb,
+        command: Command,
+        *,
+        env: Mapping[str, str],
+        output: Path,
+        mi_log: Path | None = None,
+    ) -> None:
+        """`output` is a directory; the program's streams become the files stdout and stderr in it."""
+        self.command = command
+        self.stdout = output / "stdout"
+        self.stderr = output / "stderr"
+        self._ended = False
+        # gdb runs the program through $SHELL; what it is quoted for is sh.
+        self.client = MIClient(
+            gdb.path, interpreter=gdb.interpreter, env={**env, "SHELL": "/bin/sh"}, mi_log=mi_log
+        )
+        try:
+            self._set_up(env)
+        except BaseException:
+            self.client.close()
+            raise
+
+    def start(self, deadline: Deadline) -> Stop:
+        try:
+            self.client.command("-exec-run")
+            return self._wait(deadline)
+        except MIError as error:
+            raise self._start_failure(error) from None
+
+    def resume(self, deadline: Deadline) -> Stop:
+        stop = super().resume(deadline)
+        self._ended = stop.exited
+        return stop
+
+    def close(self) -> None:
+        if not self._ended:
+            self._kill_group()
+        self.client.close()
+
+    def _set_up(self, env: Mapping[str, str]) -> None:
+        client = self.client
+        client.command(f"-file-exec-and-symbols {quote(str(self.command.program))}")
+        words = shlex.join(self.command.arguments)
+        out, err = shlex.quote(str(self.stdout)), shlex.quote(str(self.stderr))
+        client.cli(f"set args {words} <{shlex.quote(_stdin_path())} >{out} 2>{err}")
+        client.cli("handle all nostop noprint pass")
+        client.cli(f"handle {' '.join(CRASH_SIGNALS)} stop print pass")
+        client.command("-gdb-set follow-fork-mode parent")
+        client.command("-gdb-set detach-on-fork on")
+        # gdb changes these for the program; tracing should change nothing.
+        for name in ("SHELL", "LINES", "COLUMNS"):
+            if name in env:
+                client.cli(f"set environment {name} {env[name]}")
+            else:
+                client.cli(f"unset environment {name}")
+
+    def _start_failure(self, error: MIError) -> PreflightError:
+        said = self.client.last_words()
+        if "ptrace: Operation not permitted" in said or "ptrace: Permission denied" in said:
+            return ptrace_denied()
+        return PreflightError(
+            f"gdb could not start {self.command.program}: {error.message} "
+            f"{' '.join(said.split())[-300:]}".rstrip()
+        )
+
+    def _kill_group(self) -> None:
+        """gdb gives the program a process group of its own; children it has forked live in it and
+        would outlive gdb. While gdb holds the leader, its number cannot belong to anybody else."""
+        pid = self.client.program_pid
+        if pid is None or self.client.process.poll() is not None:
+            return
+        with contextlib.suppress(OSError):
+            if os.getpgid(pid) == pid:
+                os.killpg(pid, signal.SIGKILL)
+
+
+def _stdin_path() -> str:
+    """debugkit's own standard input, for the program to read; /dev/null if it cannot be shared."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.fstat(0).st_mode):
+            return f"/proc/{os.getpid()}/fd/0"
+    return "/dev/null"
+
+
+def output_directory() -> tempfile.TemporaryDirectory[str]:
+    """A place for a program's output that vanishes with its `with` block."""
+    return tempfile.TemporaryDirectory(prefix="debugkit-")
