@@ -8,6 +8,7 @@
  * Refused: anything that is no regular file; a shard whose name could lead out of the directory; a
  * shard that is missing; a tensor that only the index or only a shard knows.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

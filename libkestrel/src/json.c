@@ -9,6 +9,7 @@
  * its terminating NUL takes the place of a quote; nodes come from blocks that double in size. So a
  * document takes at most n_bytes + sizeof(ks_json) * (2 * values + 64) bytes, and is freed as a whole.
  */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <locale.h>
 #include <stdlib.h>

@@ -11,6 +11,7 @@
  * Refused: a header of 0 bytes, over 100 MB or past the end of the file; holes and overlaps; products
  * that overflow; dtypes this library does not compute with; members nobody here knows.
  */
+#define _GNU_SOURCE
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

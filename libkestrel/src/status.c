@@ -5,6 +5,7 @@
  * hostile files. One that is too long loses its middle, never its end: the front names the file, the
  * end says what is wrong.
  */
+#define _GNU_SOURCE
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>

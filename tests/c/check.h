@@ -19,6 +19,9 @@
 #ifndef CHECK_H
 #define CHECK_H
 
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include <dirent.h>
 #include <math.h>
 #include <stdarg.h>
