@@ -104,9 +104,9 @@ def import_gguf(
             that `progress` raises.
     """
     started = time.monotonic()
-    src, dst = Path(src), Path(os.path.abspath(dst))
+    src = Path(src)
     with GgufFile(src) as file:
-        _check_destination(src, dst, overwrite)
+        dst = _check_destination(src, Path(dst), overwrite)
         checkpoint = _read_checkpoint(file)
         _check_disk(dst, checkpoint)
         try:
@@ -166,20 +166,26 @@ def tensor_pieces(file: GgufFile, planned: PlannedTensor) -> Iterator[NDArray[np
         yield values
 
 
-def _check_destination(src: Path, dst: Path, overwrite: bool) -> None:
+def _check_destination(src: Path, dst: Path, overwrite: bool) -> Path:
+    """The absolute destination, once it is free or may be replaced."""
+    try:
+        dst = dst.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
+        raise GgufError(dst, f"cannot be made: {error}") from error
     if not dst.parent.is_dir():
         raise GgufError(dst, "cannot be made: its parent directory does not exist")
     if not os.path.lexists(dst):
-        return
+        return dst
     if not overwrite:
         raise GgufError(dst, "exists already")
-    if dst.is_symlink() or not dst.is_dir():
+    if not dst.is_dir():
         raise GgufError(dst, "is not a directory, so it is not overwritten")
     # Overwriting removes what is there: never do that to a directory that is something else.
     if any(dst.iterdir()) and not (dst / "config.json").is_file():
         raise GgufError(dst, "holds files but no config.json, so it is not overwritten")
-    if src.resolve().is_relative_to(dst.resolve()):
+    if src.resolve().is_relative_to(dst):
         raise GgufError(dst, f"holds the source file {src.name}, so it is not overwritten")
+    return dst
 
 
 def _check_disk(dst: Path, checkpoint: _Checkpoint) -> None:

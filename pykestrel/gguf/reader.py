@@ -16,6 +16,7 @@ then gives an error instead of a bus fault, and pages read do not add to the pro
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import os
@@ -444,6 +445,6 @@ def _place(cursor: _Cursor, entry: TensorInfo, data_start: int, alignment: int) 
 
 def _check_disjoint(cursor: _Cursor, tensors: list[TensorInfo]) -> None:
     ordered = sorted(tensors, key=lambda tensor: tensor.offset)
-    for before, after in zip(ordered, ordered[1:], strict=False):
+    for before, after in itertools.pairwise(ordered):
         if before.offset + before.n_bytes > after.offset:
             cursor.fail(f"{before.name} and {after.name} overlap", after.entry_offset)
