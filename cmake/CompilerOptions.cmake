@@ -12,6 +12,7 @@ target_compile_options(kestrel_options INTERFACE
     -fno-omit-frame-pointer
     -fno-optimize-sibling-calls
     $<$<C_COMPILER_ID:GNU>:-fno-partial-inlining -fno-ipa-sra -fno-ipa-icf>
+    -ffunction-sections -fdata-sections
     -Wall -Wextra
     $<$<BOOL:${KESTREL_WERROR}>:-Werror>)
 
