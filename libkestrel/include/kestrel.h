@@ -164,7 +164,8 @@ typedef struct kestrel_model_info {
  * model.safetensors.index.json. Every tensor is bound by name, dtype and shape; one that is missing,
  * misshapen or left over that should not be is an error. The files stay mapped until close and must
  * not be changed meanwhile. `options` may be NULL. On failure *model is NULL. */
-KESTREL_API kestrel_status kestrel_model_open(const char *path, const kestrel_model_options *options,
+KESTREL_API kestrel_status kestrel_model_open(const char *path,
+                                              const kestrel_model_options *options,
                                               kestrel_model **model, kestrel_error *error);
 /* Close after the last session of the model. NULL is allowed. */
 KESTREL_API void kestrel_model_close(kestrel_model *model);
@@ -194,7 +195,8 @@ typedef void (*kestrel_trace_fn)(void *user, const kestrel_trace_event *event);
 
 typedef struct kestrel_session_options {
     size_t struct_size;
-    int32_t context_length; /* tokens; 0: min(the model's, 4096). Memory is touched only as it fills */
+    int32_t
+        context_length; /* tokens; 0: min(the model's, 4096). Memory is touched only as it fills */
     int32_t chunk_size; /* tokens per prefill pass; 0: 512 */
     kestrel_kv_type kv_type;
     kestrel_trace_fn trace; /* NULL: off */
@@ -269,8 +271,8 @@ KESTREL_API int64_t kestrel_kv_bytes_per_token(const kestrel_session *session);
 /* Copies n_rows KV rows of one layer, from position `first`, as float32 [n_rows][n_kv_heads *
  * head_dim] into keys (rotated, as cached) and values; either may be NULL. */
 KESTREL_API kestrel_status kestrel_kv_read(const kestrel_session *session, int32_t layer,
-                                           int32_t first, int32_t n_rows, float *keys, float *values,
-                                           kestrel_error *error);
+                                           int32_t first, int32_t n_rows, float *keys,
+                                           float *values, kestrel_error *error);
 
 /* ---- sampling --------------------------------------------------------------------------------- */
 
@@ -287,7 +289,8 @@ typedef struct kestrel_sampling {
     int32_t top_k; /* 0: off */
     float top_p; /* 0 or 1: off */
     float min_p; /* 0: off; keeps tokens with p >= min_p * p_max */
-    float repetition_penalty; /* 0 or 1: off; Keskar et al. 2019: divides positive logits, multiplies
+    float
+        repetition_penalty; /* 0 or 1: off; Keskar et al. 2019: divides positive logits, multiplies
                                  negative ones, of every token in the window */
     float presence_penalty; /* 0: off; subtracted once per token id in the window */
     float frequency_penalty; /* 0: off; subtracted per occurrence in the window */
@@ -359,8 +362,8 @@ typedef struct kestrel_stats {
 
 /* sync -> prefill what is new -> sample, report, decode, until a stop id, max_tokens, a full context
  * or a cancel. Greedy by default. The sampled tokens stay in the timeline, so that the next turn
- * reuses the answer; the last one is never decoded. A prompt that leaves no room for one token:
- * CONTEXT_FULL. A cancel is no error: OK with stats->finish CANCELLED. `stats` may be NULL; it is
+ * reuses the answer; the last one is never decoded. A prompt longer than the
+ * context: CONTEXT_FULL. A cancel is no error: OK with stats->finish CANCELLED. `stats` may be NULL; it is
  * filled as far as the run came even when an error is returned. */
 KESTREL_API kestrel_status kestrel_run_completion(kestrel_session *session,
                                                   const kestrel_request *request,

@@ -1,0 +1,174 @@
+/*
+ * layer.c - one decoder layer, for any number of rows.
+ *
+ *     x += o( attention( rope( norm( q,k,v( norm(x) ) ) ) ) )
+ *     x += down( silu(gate(h)) * up(h) ),  h = norm(x)
+ */
+#include "forward.h"
+#include "internal.h"
+
+/* ---- heads: QK-norm, RoPE, and into the cache ---------------------------------------------------- */
+
+typedef struct ks_heads_job {
+    ks_pass *pass;
+    int32_t layer;
+    float q_scale; /* head_dim^-1/2 */
+} ks_heads_job;
+
+static const ks_segment *segment_of_row(const ks_pass *pass, int32_t row)
+{
+    const ks_segment *segment = pass->segments;
+    while (row >= segment->first_row + segment->n_rows) {
+        segment++;
+    }
+    return segment;
+}
+
+static void turn_head(const kestrel_model *model, float *head, const float *norm,
+                      const float *cos_sin)
+{
+    int32_t head_dim = model->config.head_dim;
+    if (norm != NULL) {
+        model->kernels->rmsnorm(head, head, norm, head_dim, model->config.rms_norm_eps);
+    }
+    model->kernels->rope(head, cos_sin, head_dim);
+}
+
+/* The scaled queries of a KV head stand together, [kv head][row][group][head_dim]: attention reads the
+ * keys once for all of them. */
+static void scale_queries(const ks_heads_job *job, int32_t row, const float *q)
+{
+    const ks_pass *pass = job->pass;
+    const ks_config *c = &pass->model->config;
+    size_t width = (size_t)(c->n_heads / c->n_kv_heads) * (size_t)c->head_dim;
+    for (int32_t h = 0; h < c->n_kv_heads; h++) {
+        float *out =
+            pass->scratch->q_scaled + ((size_t)h * (size_t)pass->n_rows + (size_t)row) * width;
+        const float *in = q + (size_t)h * width;
+        for (size_t d = 0; d < width; d++) {
+            out[d] = in[d] * job->q_scale;
+        }
+    }
+}
+
+static void heads_row(const ks_heads_job *job, int32_t row)
+{
+    ks_pass *pass = job->pass;
+    const kestrel_model *model = pass->model;
+    const ks_config *c = &model->config;
+    const ks_layer *layer = &model->layers[job->layer];
+    size_t head_dim = (size_t)c->head_dim;
+    const float *cos_sin = pass->scratch->cos_sin + (size_t)row * head_dim;
+    float *q = pass->scratch->q + (size_t)row * (size_t)c->n_heads * head_dim;
+    float *k = pass->scratch->k + (size_t)row * (size_t)c->n_kv_heads * head_dim;
+    const float *v = pass->scratch->v + (size_t)row * (size_t)c->n_kv_heads * head_dim;
+    for (int32_t h = 0; h < c->n_heads; h++) {
+        turn_head(model, q + (size_t)h * head_dim, layer->q_norm, cos_sin);
+    }
+    scale_queries(job, row, q);
+    const ks_segment *segment = segment_of_row(pass, row);
+    int32_t position = segment->first_position + row - segment->first_row;
+    for (int32_t h = 0; h < c->n_kv_heads; h++) {
+        float *head = k + (size_t)h * head_dim;
+        turn_head(model, head, layer->k_norm, cos_sin);
+        ks_kv_store(&segment->session->kv.layer[job->layer].head[h], position, head,
+                    v + (size_t)h * head_dim);
+    }
+}
+
+enum { ROWS_PER_CHUNK = 4 };
+
+static void heads_chunk(void *arg, int32_t chunk, int32_t thread)
+{
+    (void)thread;
+    const ks_heads_job *job = arg;
+    int32_t end = (chunk + 1) * ROWS_PER_CHUNK;
+    end = end < job->pass->n_rows ? end : job->pass->n_rows;
+    for (int32_t row = chunk * ROWS_PER_CHUNK; row < end; row++) {
+        heads_row(job, row);
+    }
+}
+
+/* Correctly rounded: 1/sqrt in double, then to float. */
+static float inverse_sqrt(int32_t head_dim)
+{
+    return (float)(1.0 / __builtin_sqrt((double)head_dim));
+}
+
+static void store_heads(ks_pass *pass, int32_t layer)
+{
+    ks_heads_job job = {
+        .pass = pass, .layer = layer, .q_scale = inverse_sqrt(pass->model->config.head_dim)};
+    ks_pool_run(pass->model->pool, pass->n_threads, heads_chunk, &job,
+                (pass->n_rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK);
+    for (int32_t i = 0; i < pass->n_segments; i++) {
+        const ks_segment *segment = &pass->segments[i];
+        segment->session->cache_len[layer] = segment->first_position + segment->n_rows;
+    }
+}
+
+/* ---- feed-forward: silu(gate) * up --------------------------------------------------------------- */
+
+static void gated_row(void *arg, int32_t chunk, int32_t thread)
+{
+    (void)thread;
+    ks_pass *pass = arg;
+    size_t inner = (size_t)pass->model->config.intermediate_size;
+    float *gate = pass->scratch->gate + (size_t)chunk * inner;
+    pass->model->kernels->silu_mul(gate, gate, pass->scratch->up + (size_t)chunk * inner,
+                                   (int32_t)inner);
+}
+
+/* ---- the layer ---------------------------------------------------------------------------------- */
+
+static void attention_block(ks_pass *pass, int32_t l)
+{
+    const ks_layer *layer = &pass->model->layers[l];
+    const ks_config *c = &pass->model->config;
+    ks_scratch *s = pass->scratch;
+    ks_activations act = ks_prepare_rows(pass, s->x, layer->attn_norm, pass->n_rows, &layer->q.w);
+    ks_trace_stage(pass, "attn.norm", l, act.x, c->hidden_size);
+    ks_multiply(pass, &act,
+                (ks_product[]){{.linear = &layer->q, .y = s->q},
+                               {.linear = &layer->k, .y = s->k},
+                               {.linear = &layer->v, .y = s->v}},
+                3);
+    store_heads(pass, l);
+    ks_trace_stage(pass, "attn.q", l, s->q, c->n_heads * c->head_dim);
+    ks_trace_stage(pass, "attn.k", l, s->k, c->n_kv_heads * c->head_dim);
+    ks_trace_stage(pass, "attn.v", l, s->v, c->n_kv_heads * c->head_dim);
+    double start = ks_now();
+    ks_attention(pass, l);
+    pass->timing->attention_seconds += ks_now() - start;
+    ks_trace_stage(pass, "attn.heads", l, s->attn, c->n_heads * c->head_dim);
+    act = ks_prepare_rows(pass, s->attn, NULL, pass->n_rows, &layer->o.w);
+    ks_multiply(pass, &act, &(ks_product){.linear = &layer->o, .y = s->out, .add_to = s->x}, 1);
+    ks_trace_stage(pass, "attn.out", l, s->out, c->hidden_size);
+}
+
+static void feed_forward_block(ks_pass *pass, int32_t l)
+{
+    const ks_layer *layer = &pass->model->layers[l];
+    const ks_config *c = &pass->model->config;
+    ks_scratch *s = pass->scratch;
+    ks_activations act = ks_prepare_rows(pass, s->x, layer->ffn_norm, pass->n_rows, &layer->gate.w);
+    ks_trace_stage(pass, "ffn.norm", l, act.x, c->hidden_size);
+    ks_multiply(
+        pass, &act,
+        (ks_product[]){{.linear = &layer->gate, .y = s->gate}, {.linear = &layer->up, .y = s->up}},
+        2);
+    ks_trace_stage(pass, "ffn.gate", l, s->gate, c->intermediate_size);
+    ks_trace_stage(pass, "ffn.up", l, s->up, c->intermediate_size);
+    ks_pool_run(pass->model->pool, pass->n_threads, gated_row, pass, pass->n_rows);
+    ks_trace_stage(pass, "ffn.gated", l, s->gate, c->intermediate_size);
+    act = ks_prepare_rows(pass, s->gate, NULL, pass->n_rows, &layer->down.w);
+    ks_multiply(pass, &act, &(ks_product){.linear = &layer->down, .y = s->out, .add_to = s->x}, 1);
+    ks_trace_stage(pass, "ffn.out", l, s->out, c->hidden_size);
+}
+
+void ks_layer_forward(ks_pass *pass, int32_t layer)
+{
+    attention_block(pass, layer);
+    feed_forward_block(pass, layer);
+    ks_trace_stage(pass, "layer.out", layer, pass->scratch->x, pass->model->config.hidden_size);
+}
