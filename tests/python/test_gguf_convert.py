@@ -213,7 +213,12 @@ def with_table(table: NDArray[np.float32], dim: int) -> gw.GgufWriter:
 
 @pytest.mark.parametrize(
     ("factor", "low", "high", "original", "dim"),
-    [(8.0, 1.0, 4.0, 8192, 128), (32.0, 1.0, 4.0, 8192, 64), (16.0, 1.5, 6.0, 8192, 128)],
+    [
+        (8.0, 1.0, 4.0, 8192, 128),
+        (32.0, 1.0, 4.0, 8192, 64),
+        (8.0, 1.0, 4.0, 8192, 16),  # one blended frequency: too few to fit, the usual factors do
+        (16.0, 1.5, 6.0, 8192, 128),
+    ],
 )
 def test_llama3_scaling_is_found_back(
     tmp_path: Path, factor: float, low: float, high: float, original: int, dim: int

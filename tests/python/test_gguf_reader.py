@@ -144,10 +144,10 @@ HOSTILE: dict[str, tuple[bytes, str, int | None]] = {
     "string length": (one_key(gw.STRING, struct.pack("<Q", BIG)), "needs", 45),
     "string not UTF-8": (one_key(gw.STRING, gw.packed_string(b"ab\x80")), "not UTF-8", 47),
     "array kind": (one_key(gw.ARRAY, array(99, 0) + bytes(9)), "unknown value kind 99", 37),
-    "array count": (one_key(gw.ARRAY, array(gw.U8, BIG)), "claims", 41),
+    "array count": (one_key(gw.ARRAY, array(gw.U8, BIG)), "more than the file can hold", 41),
     "array count times size": (
         one_key(gw.ARRAY, array(gw.F64, 2**61 + 1, bytes(64))),
-        "claims",
+        "more than the file can hold",
         41,
     ),
     "array of bool 3": (one_key(gw.ARRAY, array(gw.BOOL, 2, b"\1\3")), "neither 0 nor 1", 50),
