@@ -7,11 +7,44 @@
 #include "kernels.h"
 #include "tables.h"
 
+#if defined(__x86_64__)
+
+static const ks_kernels *native_table(kestrel_isa isa)
+{
+    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
+        && __builtin_cpu_supports("f16c");
+    int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f")
+        && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+        && __builtin_cpu_supports("avx512vnni");
+    if (isa == KESTREL_ISA_AVX512 && has_avx512)
+        return NULL;
+    if (isa == KESTREL_ISA_AVX2 && has_avx2)
+        return &ks_kernels_avx2;
+    return NULL;
+}
+
+#elif 0
+
+#include <sys/auxv.h>
+
+#define HWCAP_BIT_ASIMDDP (1ul << 20) /* FEAT_DotProd; older headers do not name it */
+
+static const ks_kernels *native_table(kestrel_isa isa)
+{
+    if (isa == KESTREL_ISA_NEON_DOTPROD && (getauxval(AT_HWCAP) & HWCAP_BIT_ASIMDDP))
+        return &ks_kernels_neon_dotprod;
+    return isa == KESTREL_ISA_NEON ? &ks_kernels_neon : NULL; /* every ARMv8-A has it */
+}
+
+#else
+
 static const ks_kernels *native_table(kestrel_isa isa)
 {
     (void)isa;
     return NULL;
 }
+
+#endif
 
 const ks_kernels *ks_kernels_for(kestrel_isa isa)
 {

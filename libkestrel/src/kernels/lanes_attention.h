@@ -1,0 +1,319 @@
+/*
+ * lanes_attention.h - template: attention over one span of keys, written once for every vector width.
+ *
+ * Included after lanes_rows.h. The including file has also defined lanes_load_i8 (16 int8, widened),
+ * lanes_max_lane (the largest lane), and how many vectors a register tile has for 1, 2 and 4 rows:
+ * SCORE_TILES(rows), in tiles of 16 keys (1, 2 or 4), and VALUE_VECTORS(rows), in columns of 16.
+ *
+ * One step is 64 keys: scores (lanes are keys), online softmax, values (lanes are columns). A row's
+ * bits do not depend on the rows beside it: a row that sees fewer keys than its neighbours multiplies
+ * the rest by +0, which can change nothing but the sign of a zero, and attend_finish removes that.
+ */
+
+#define NOTHING_SEEN (-1e30f) /* the running maximum before the first key; also the score of a masked one */
+
+enum { ROWS_PER_TILE = 4 };
+
+/* One step's keys and values, where its first key begins. */
+typedef struct key_step {
+    const uint8_t *k; /* [4][head_dim][16] */
+    const uint8_t *v; /* [64][head_dim] */
+    const float *k_scale; /* [64], NULL but for q8 */
+    const float *v_scale;
+    int32_t head_dim;
+} key_step;
+
+KS_INLINE size_t kv_element(kestrel_kv_type type)
+{
+    return type == KESTREL_KV_F32 ? 4 : type == KESTREL_KV_F16 ? 2 : 1;
+}
+
+KS_INLINE lanes load_kv(kestrel_kv_type type, const uint8_t *data, size_t i)
+{
+    if (type == KESTREL_KV_F32)
+        return lanes_load((const void *)(data + 4 * i));
+    if (type == KESTREL_KV_F16)
+        return lanes_load_f16(data + 2 * i);
+    return lanes_load_i8(data + i);
+}
+
+/* Eight elements where sixteen would run over the end. */
+KS_INLINE lanes load_kv_half(kestrel_kv_type type, const uint8_t *data, size_t i)
+{
+    uint8_t half[LANES * sizeof(float)] = {0};
+    memcpy(half, data + kv_element(type) * i, kv_element(type) * (LANES / 2));
+    return load_kv(type, half, 0);
+}
+
+/* ---- scores ------------------------------------------------------------------------------------------ */
+
+/* scores[r][key] of n_tiles tiles of 16 keys: one fma chain over the dimensions each. */
+KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const uint8_t *k, size_t first,
+                           int32_t head_dim, const float *q, float *scores)
+{
+    lanes sum[4][4];
+    KS_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        KS_UNROLL
+        for (int b = 0; b < n_tiles; b++)
+            sum[r][b] = lanes_set(0.0f);
+    }
+    for (int32_t d = 0; d < head_dim; d++) {
+        lanes keys[4];
+        KS_UNROLL
+        for (int b = 0; b < n_tiles; b++)
+            keys[b] = load_kv(type, k,
+                              (first + (size_t)b * (size_t)head_dim + (size_t)d) * KS_KEY_TILE);
+        KS_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            lanes x = lanes_set(q[(size_t)r * (size_t)head_dim + (size_t)d]);
+            KS_UNROLL
+            for (int b = 0; b < n_tiles; b++)
+                sum[r][b] = lanes_fma(x, keys[b], sum[r][b]);
+        }
+    }
+    KS_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        KS_UNROLL
+        for (int b = 0; b < n_tiles; b++)
+            lanes_store(scores + r * KS_KEY_STEP + b * KS_KEY_TILE, sum[r][b]);
+    }
+}
+
+/* ---- online softmax ---------------------------------------------------------------------------------- */
+
+
+/* Turns one row's scores of n_keys keys (a multiple of 16) into weights and moves the running maximum
+ * and the lane sums. Returns what the values summed so far are multiplied by. */
+static float softmax_step(const key_step *step, float *weights, int32_t n_keys, int32_t n_visible,
+                          float *partial)
+{
+    if (n_visible <= 0) {
+        memset(weights, 0, (size_t)n_keys * sizeof(float));
+        return 1.0f;
+    }
+    lanes largest = lanes_set(partial[0]);
+    if (step->k_scale != NULL)
+        for (int32_t j = 0; j < n_keys; j += LANES)
+            lanes_store(weights + j, lanes_mul(lanes_load(weights + j), lanes_load(step->k_scale + j)));
+    for (int32_t j = n_visible; j < n_keys; j++)
+        weights[j] = NOTHING_SEEN;
+    for (int32_t j = 0; j < n_keys; j += LANES)
+        largest = lanes_max(lanes_load(weights + j), largest);
+    float max = lanes_max_lane(largest), correction = ks_expf_or_zero(partial[0] - max);
+    partial[0] = max;
+
+    lanes shift = lanes_set(max), sum = lanes_load(partial + LANES);
+    for (int32_t j = 0; j < n_keys; j += LANES) {
+        lanes e = lanes_exp_or_zero(lanes_sub(lanes_load(weights + j), shift));
+        sum = j == 0 ? lanes_fma(sum, lanes_set(correction), e) : lanes_add(sum, e);
+        if (step->v_scale != NULL)
+            e = lanes_mul(e, lanes_load(step->v_scale + j));
+        lanes_store(weights + j, e);
+    }
+    lanes_store(partial + LANES, sum);
+    return correction;
+}
+
+/* ---- values ------------------------------------------------------------------------------------------ */
+
+/* o[r][d ..] = o * correction + sum over keys of weight * v, keys ascending. */
+KS_INLINE void add_values(kestrel_kv_type type, int n_rows, int n_vectors, const key_step *step, int32_t d,
+                          int32_t n_keys, const float *weights, const float *correction, float *partials)
+{
+    const size_t head_dim = (size_t)step->head_dim, stride = KS_PARTIAL_FLOATS(step->head_dim);
+    float *o = partials + 2 * LANES + d;
+    lanes sum[4][4];
+    KS_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        KS_UNROLL
+        for (int b = 0; b < n_vectors; b++)
+            sum[r][b] = lanes_mul(lanes_load(o + (size_t)r * stride + b * LANES),
+                                  lanes_set(correction[r]));
+    }
+    for (int32_t j = 0; j < n_keys; j++) {
+        lanes values[4];
+        KS_UNROLL
+        for (int b = 0; b < n_vectors; b++)
+            values[b] = load_kv(type, step->v,
+                                (size_t)j * head_dim + (size_t)d + (size_t)b * LANES);
+        KS_UNROLL
+        for (int r = 0; r < n_rows; r++) {
+            lanes x = lanes_set(weights[r * KS_KEY_STEP + j]);
+            KS_UNROLL
+            for (int b = 0; b < n_vectors; b++)
+                sum[r][b] = lanes_fma(x, values[b], sum[r][b]);
+        }
+    }
+    KS_UNROLL
+    for (int r = 0; r < n_rows; r++) {
+        KS_UNROLL
+        for (int b = 0; b < n_vectors; b++)
+            lanes_store(o + (size_t)r * stride + b * LANES, sum[r][b]);
+    }
+}
+
+/* The last eight columns of a head_dim that is no multiple of 16. */
+static void add_values_half(kestrel_kv_type type, int n_rows, const key_step *step, int32_t n_keys,
+                            const float *weights, const float *correction, float *partials)
+{
+    const size_t head_dim = (size_t)step->head_dim, d = head_dim - LANES / 2;
+    for (int r = 0; r < n_rows; r++) {
+        float *o = partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim) + 2 * LANES + d;
+        lanes sum = lanes_mul(lanes_load_first(o, LANES / 2), lanes_set(correction[r]));
+        for (int32_t j = 0; j < n_keys; j++)
+            sum = lanes_fma(lanes_set(weights[r * KS_KEY_STEP + j]),
+                            load_kv_half(type, step->v, (size_t)j * head_dim + d), sum);
+        lanes_store_first(o, sum, LANES / 2);
+    }
+}
+
+/* ---- one step ---------------------------------------------------------------------------------------- */
+
+/* n_visible[r]: how many keys from the step's first on row r sees; may be <= 0 or > 64. */
+KS_INLINE void step_rows(kestrel_kv_type type, int n_rows, const key_step *step, const float *q,
+                         const int32_t *n_visible, float *partials)
+{
+    const int32_t head_dim = step->head_dim;
+    const int n_tiles = SCORE_TILES(n_rows), n_vectors = VALUE_VECTORS(n_rows);
+    float weights[ROWS_PER_TILE * KS_KEY_STEP], correction[ROWS_PER_TILE];
+    int32_t n_keys = 0;
+    for (int r = 0; r < n_rows; r++)
+        n_keys = n_visible[r] > n_keys ? n_visible[r] : n_keys;
+    n_keys = n_keys < KS_KEY_STEP ? n_keys : KS_KEY_STEP;
+    const int32_t key_tiles = (n_keys + KS_KEY_TILE - 1) / KS_KEY_TILE;
+    for (int32_t tile = 0; tile < key_tiles; tile += n_tiles)
+        score_tiles(type, n_rows, n_tiles, step->k, (size_t)tile * (size_t)head_dim, head_dim, q,
+                    weights + tile * KS_KEY_TILE);
+    for (int r = 0; r < n_rows; r++)
+        correction[r] = softmax_step(step, weights + r * KS_KEY_STEP, key_tiles * KS_KEY_TILE,
+                                     n_visible[r],
+                                     partials + (size_t)r * KS_PARTIAL_FLOATS(head_dim));
+    int32_t d = 0;
+    for (; d + n_vectors * LANES <= head_dim; d += n_vectors * LANES)
+        add_values(type, n_rows, n_vectors, step, d, n_keys, weights, correction, partials);
+    for (; d + LANES <= head_dim; d += LANES)
+        add_values(type, n_rows, 1, step, d, n_keys, weights, correction, partials);
+    if (d < head_dim)
+        add_values_half(type, n_rows, step, n_keys, weights, correction, partials);
+}
+
+typedef void (*step_fn)(const key_step *step, const float *q, const int32_t *n_visible, float *partials);
+
+#define STEP(name, type, n_rows)                                                                   \
+    KS_NOINLINE void name(const key_step *step, const float *q, const int32_t *n_visible,          \
+                          float *partials)                                                         \
+    {                                                                                              \
+        step_rows(type, n_rows, step, q, n_visible, partials);                                     \
+    }
+STEP(step_f32_1, KESTREL_KV_F32, 1)
+STEP(step_f32_2, KESTREL_KV_F32, 2)
+STEP(step_f32_4, KESTREL_KV_F32, 4)
+STEP(step_f16_1, KESTREL_KV_F16, 1)
+STEP(step_f16_2, KESTREL_KV_F16, 2)
+STEP(step_f16_4, KESTREL_KV_F16, 4)
+STEP(step_q8_1, KESTREL_KV_Q8, 1)
+STEP(step_q8_2, KESTREL_KV_Q8, 2)
+STEP(step_q8_4, KESTREL_KV_Q8, 4)
+
+/* ---- one span ---------------------------------------------------------------------------------------- */
+
+static void widen_elements(kestrel_kv_type type, const uint8_t *data, int32_t n, float *out)
+{
+    int32_t i = 0; /* n is a multiple of 8 */
+    if (type == KESTREL_KV_F16)
+        for (; i + LANES <= n; i += LANES)
+            lanes_store(out + i, load_kv(KESTREL_KV_F16, data, (size_t)i));
+    else
+        for (; i + LANES <= n; i += LANES)
+            lanes_store(out + i, load_kv(KESTREL_KV_Q8, data, (size_t)i));
+    if (i < n)
+        lanes_store_first(out + i, load_kv_half(type, data, (size_t)i), LANES / 2);
+}
+
+/* Many rows: the step's keys and values are widened once into scratch. */
+static void widen_step(kestrel_kv_type type, key_step *step, int32_t n_keys, float *scratch)
+{
+    int32_t key_tiles = (n_keys + KS_KEY_TILE - 1) / KS_KEY_TILE;
+    float *k = scratch, *v = scratch + (size_t)step->head_dim * KS_KEY_STEP;
+    widen_elements(type, step->k, key_tiles * KS_KEY_TILE * step->head_dim, k);
+    widen_elements(type, step->v, n_keys * step->head_dim, v);
+    step->k = (const uint8_t *)k;
+    step->v = (const uint8_t *)v;
+}
+
+static void step_all_rows(kestrel_kv_type type, const key_step *step, const float *q,
+                          const int32_t *n_visible, int32_t n_rows, int32_t first, float *partials)
+{
+    static const step_fn steps[4][ROWS_PER_TILE + 1] = {
+        [KESTREL_KV_F32] = {NULL, step_f32_1, step_f32_2, NULL, step_f32_4},
+        [KESTREL_KV_F16] = {NULL, step_f16_1, step_f16_2, NULL, step_f16_4},
+        [KESTREL_KV_Q8] = {NULL, step_q8_1, step_q8_2, NULL, step_q8_4},
+    };
+    for (int32_t r = 0, n; r < n_rows; r += n) {
+        int32_t left = n_rows - r, visible[ROWS_PER_TILE], any = 0;
+        n = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        for (int32_t i = 0; i < n; i++) {
+            visible[i] = n_visible[r + i] - first;
+            any |= visible[i] > 0;
+        }
+        if (any)
+            steps[type][n](step, q + (size_t)r * (size_t)step->head_dim, visible,
+                           partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim));
+    }
+}
+
+static void attend_span(const ks_kv_head *kv, const float *q, const int32_t *n_visible, int32_t n_rows,
+                        int32_t span, float *partials, void *scratch)
+{
+    const int32_t head_dim = kv->head_dim, begin = span * KS_KEY_SPAN;
+    const size_t stride = KS_PARTIAL_FLOATS(head_dim), element = kv_element(kv->type);
+    int32_t end = begin;
+    for (int32_t r = 0; r < n_rows; r++) {
+        memset(partials + (size_t)r * stride, 0, stride * sizeof(float));
+        partials[(size_t)r * stride] = NOTHING_SEEN;
+        end = n_visible[r] > end ? n_visible[r] : end;
+    }
+    end = end < begin + KS_KEY_SPAN ? end : begin + KS_KEY_SPAN;
+    for (int32_t first = begin; first < end; first += KS_KEY_STEP) {
+        size_t offset = (size_t)first * (size_t)head_dim * element;
+        key_step step = {(const uint8_t *)kv->k + offset, (const uint8_t *)kv->v + offset, NULL, NULL,
+                         head_dim};
+        kestrel_kv_type type = kv->type;
+        if (type == KESTREL_KV_Q8) {
+            step.k_scale = kv->k_scale + first;
+            step.v_scale = kv->v_scale + first;
+        }
+        if (type != KESTREL_KV_F32 && n_rows >= WIDEN_FROM_ROWS) {
+            int32_t n_keys = end - first < KS_KEY_STEP ? end - first : KS_KEY_STEP;
+            widen_step(type, &step, n_keys, scratch);
+            type = KESTREL_KV_F32;
+        }
+        step_all_rows(type, &step, q, n_visible, n_rows, first, partials);
+    }
+}
+
+/* ---- merging spans ----------------------------------------------------------------------------------- */
+
+static void attend_merge(float *into, const float *next, int32_t head_dim)
+{
+    float max = next[0] > into[0] ? next[0] : into[0];
+    lanes keep = lanes_set(ks_expf_or_zero(into[0] - max)), take = lanes_set(ks_expf_or_zero(next[0] - max));
+    const int32_t n = (int32_t)KS_PARTIAL_FLOATS(head_dim);
+    into[0] = max;
+    for (int32_t i = LANES; i < n; i += LANES) {
+        int32_t left = lanes_left(n - i);
+        lanes kept = lanes_mul(lanes_load_first(into + i, left), keep);
+        lanes_store_first(into + i, lanes_fma(lanes_load_first(next + i, left), take, kept), left);
+    }
+}
+
+static void attend_finish(const float *partial, int32_t head_dim, float *out)
+{
+    lanes inverse = lanes_set(1.0f / lanes_sum(lanes_load(partial + LANES)));
+    for (int32_t d = 0; d < head_dim; d += LANES) {
+        int32_t left = lanes_left(head_dim - d);
+        lanes o = lanes_mul(lanes_load_first(partial + 2 * LANES + d, left), inverse);
+        lanes_store_first(out + d, lanes_add(o, lanes_set(0.0f)), left);
+    }
+}
