@@ -1,4 +1,4 @@
-"""The `debugkit` command. stdout carries the trace, stderr the one sentence when something is amiss."""
+"""The `debugkit` command: stdout carries the trace, stderr one sentence if something is amiss."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ends_in_a_sentence(command: Callable[..., ExitCode]) -> Callable[..., None]:
             complain("Interrupted; the program was ended.")
             code = ExitCode.INTERRUPTED
         except BrokenPipeError:  # `debugkit trace ... | head`
-            sys.stdout = open(os.devnull, "w")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = ExitCode.OK
         sys.exit(int(code))
 
@@ -108,8 +108,9 @@ def trace(
 ) -> ExitCode:
     """Run COMMAND under gdb and show its one prefill and its N decodes.
 
-    Each entry into kestrel_prefill (PF-HIT) and kestrel_decode (DEC-HIT) is shown with its argument,
-    the state of the session, and the backtrace. What the program prints follows after the trace.
+    Each entry into kestrel_prefill (PF-HIT) and kestrel_decode (DEC-HIT) is shown with its
+    argument, the state of the session, and the backtrace. What the program prints follows after
+    the trace.
 
     \b
     debugkit trace -- kestrel run "Say hello in one word."

@@ -1,4 +1,4 @@
-"""`debugkit doctor`: what a trace on this machine will find, checked by doing it on a small scale."""
+"""`debugkit doctor`: what a trace on this machine will find, tried out on a small scale."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def checks(gdb_name: str, library: Path | None) -> Iterator[Check]:
         yield Check("FAIL", "gdb", str(error))
         return
     yield Check("ok", "gdb", f"{gdb.version} ({gdb.path}), speaks {gdb.interpreter}")
-    yield _permission(gdb)
+    yield permission(gdb)
     scope = preflight.yama_scope()
     verdict = "FAIL" if scope == 3 or (scope == 2 and os.geteuid() != 0) else "ok"
     yield Check(verdict, "yama", preflight.describe_yama(scope))
@@ -46,7 +46,7 @@ def checks(gdb_name: str, library: Path | None) -> Iterator[Check]:
         yield symbols(gdb, path)
 
 
-def _permission(gdb: Gdb) -> Check:
+def permission(gdb: Gdb) -> Check:
     """Run a program that does nothing under gdb, from its start to its end."""
     command = preflight.resolve_command(("true",), os.environ)
     try:

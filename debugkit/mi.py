@@ -1,8 +1,8 @@
 """One gdb process and the gdb/MI conversation with it.
 
-Commands carry a token and are resolved by it. pygdbmi serves as the parser of single lines only: its
-controller ends a read after 200 ms of silence, which is both slow and wrong. Each rule in here comes
-from a failure that was seen:
+Commands carry a token and are resolved by it. pygdbmi serves as the parser of single lines only:
+its controller ends a read after 200 ms of silence, which is both slow and wrong. Each rule in here
+comes from a failure that was seen:
 
 - The reader thread, not the caller, retires a token. A resume can be answered twice, `^running` and
   later `^error`; the second answer belongs to whoever waits for a stop.
@@ -35,6 +35,11 @@ from debugkit.errors import DebuggerError
 COMMAND_TIMEOUT = 120.0  # seconds; a busy machine has made gdb take 16 s for what takes 0.3 s
 CLOSE_GRACE = 10.0  # seconds between asking gdb to exit, SIGTERM and SIGKILL
 
+# Scripts that libraries bring along (libpython's, libstdc++'s) only cost time here.
+NO_SCRIPTS = (
+    *("-iex", "set auto-load python-scripts off"),
+    *("-iex", "set auto-load gdb-scripts off"),
+)
 SETUP = (
     "confirm off",
     "pagination off",
@@ -232,21 +237,21 @@ class MIClient:
         self._log: TextIO | None = mi_log.open("w", encoding="utf-8") if mi_log else None
         self._stderr: deque[str] = deque(maxlen=50)
         self.process = subprocess.Popen(
-            # Scripts that libraries bring along (libpython's, libstdc++'s) only cost time here.
-            [gdb, "--nx", "--quiet", f"--interpreter={interpreter}"]
-            + ["-iex", "set auto-load python-scripts off"]
-            + ["-iex", "set auto-load gdb-scripts off", *arguments],
+            [gdb, "--nx", "--quiet", f"--interpreter={interpreter}", *NO_SCRIPTS, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(env),
             start_new_session=True,
         )
-        assert self.process.stdin and self.process.stdout and self.process.stderr
-        self._stdin: IO[bytes] = self.process.stdin
+        stdin, stdout, stderr = self.process.stdin, self.process.stdout, self.process.stderr
+        assert stdin is not None
+        assert stdout is not None
+        assert stderr is not None
+        self._stdin: IO[bytes] = stdin
         self._readers = [
-            threading.Thread(target=self._read_mi, args=(self.process.stdout,), daemon=True),
-            threading.Thread(target=self._read_stderr, args=(self.process.stderr,), daemon=True),
+            threading.Thread(target=self._read_mi, args=(stdout,), daemon=True),
+            threading.Thread(target=self._read_stderr, args=(stderr,), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
@@ -389,6 +394,7 @@ class MIClient:
     def _obituary(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
+        self._readers[1].join(1.0)  # what gdb said on its way out
         code = self.process.returncode
         if code is None:
             how = "closed its output"

@@ -90,8 +90,7 @@ def verdict(records: Sequence[Record], timeout: float) -> Verdict:
 def place(stack: Stack) -> str:
     """Where a program stands, in words: the innermost frame of ours, or the innermost of all."""
     frames = [item for item in stack if isinstance(item, Frame)]
-    ours = [frame for frame in frames if frame.args or frame.file.endswith(".c") and frame.line]
-    frame = next(iter(ours or frames), None)
+    frame = next((frame for frame in frames if not frame.foreign), next(iter(frames), None))
     if frame is None:
         return "code without a name"
     return f"{frame.func} ({frame.file}:{frame.line})" if frame.line else frame.func
@@ -121,10 +120,10 @@ def _no_hit_sentence(records: Sequence[Record]) -> str:
     library = meta.lib if isinstance(meta, Meta) else ""
     if library:
         return (
-            f"The program ended well but never called kestrel_prefill or kestrel_decode of {library}: "
-            "give it a prompt to answer."
+            "The program ended well but never called kestrel_prefill or kestrel_decode "
+            f"of {library}: give it a prompt to answer."
         )
     return (
-        "The program ended well but never loaded libkestrel. Trace the process that does: a command "
-        "that starts another process is followed only if it becomes that process (exec)."
+        "The program ended well but never loaded libkestrel. Trace the process that does: a "
+        "process that the command starts is not followed, one that it becomes (exec) is."
     )

@@ -6,6 +6,7 @@ talks to a debugger except `gdb --version`.
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import re
@@ -129,6 +130,26 @@ def read_elf(path: Path) -> Elf | None:
     )
 
 
+_BUILD_LINE = re.compile(rb"kestrel \d+\.\d+[^\0\n]*, [^\0\n]+")
+
+
+def build_line(path: Path) -> str:
+    """The line that kestrel_build_info() of a library returns, "" if there is none.
+
+    Read from the file: to call the function in the stopped program would run code in there, and gdb
+    13 cannot call functions on processors with AMX.
+    """
+    try:
+        with (
+            path.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            match = _BUILD_LINE.search(data)
+            return match[0].decode("utf-8", "replace") if match else ""
+    except (OSError, ValueError):
+        return ""
+
+
 @dataclass(frozen=True)
 class Command:
     """A command line as gdb can start it: an ELF program and its arguments."""
@@ -142,8 +163,8 @@ def resolve_command(asked: Sequence[str], env: Mapping[str, str]) -> Command:
     """Find the ELF program behind a command line.
 
     gdb starts ELF files only, so a script (a console script of pip's, a version manager's shim) is
-    resolved to its interpreter. An interpreter that is a script itself is left to `env`, which execs
-    it; gdb follows an exec.
+    resolved to its interpreter. An interpreter that is a script itself is left to `env`, which
+    execs it; gdb follows an exec.
     """
     path = _find_program(asked[0], env)
     elf = read_elf(path)
@@ -151,7 +172,7 @@ def resolve_command(asked: Sequence[str], env: Mapping[str, str]) -> Command:
         words = _shebang(path)
         if not words:
             raise PreflightError(
-                f"{path} is neither an ELF program nor a script with a #! line, so it cannot be run."
+                f"{path} cannot be run: it is neither an ELF program nor a script with a #! line."
             )
         return _through_interpreter(path, words, asked, env)
     here = platform.machine()

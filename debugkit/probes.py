@@ -101,21 +101,6 @@ def library_path(client: MIClient) -> str:
     return ""
 
 
-def read_build_info(client: MIClient) -> str:
-    """What kestrel_build_info() says, "" if it cannot be asked. Other threads stand still meanwhile."""
-    call = "((const char *(*)(void))kestrel_build_info)()"
-    try:
-        client.command("-gdb-set scheduler-locking on")
-        value = client.evaluate(call)
-    except MIError:
-        return ""
-    finally:
-        with contextlib.suppress(MIError):
-            client.command("-gdb-set scheduler-locking replay")
-    text = re.search(r'"(.*)"', value)
-    return text[1].replace('\\"', '"') if text else ""
-
-
 def _no_symbols(client: MIClient) -> str:
     where = library_path(client) or "The traced program"
     return (
@@ -196,7 +181,8 @@ class StackReader:
     def _frame(self, frame: Mapping[str, str], arguments: Mapping[int, Mapping[str, str]]) -> Frame:
         name, line = frame.get("func", "??"), int(frame.get("line", 0))
         if not is_own(frame, self.root):
-            return Frame(name, frame.get("file") or frame.get("from", ""), line)
+            file = frame.get("file") or frame.get("from", "")
+            return Frame(name, file, line, foreign=True)
         path = PurePosixPath(frame["fullname"]).relative_to(PurePosixPath(self.root).parent)
         return Frame(name, str(path), line, dict(arguments.get(int(frame["level"]), {})))
 

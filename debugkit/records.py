@@ -31,15 +31,18 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Frame:
-    """A frame of the library or of a C driver of ours."""
+    """A frame of the library or of a C driver of ours; a foreign one only where a crash or a hang
+    happened, and then `file` may be the object it is in and `line` 0."""
 
     func: str
     file: str
     line: int
     args: Mapping[str, str] = field(default_factory=dict)
+    foreign: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"func": self.func, "file": self.file, "line": self.line, "args": dict(self.args)}
+        line = {"func": self.func, "file": self.file, "line": self.line, "args": dict(self.args)}
+        return {**line, "foreign": True} if self.foreign else line
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ Record = Meta | Hit | Counted | Completion | Crash | Hang | Exit
 
 
 class Writer:
-    """Writes records as they come, one line each, flushed, so that a cut-off file is still a trace."""
+    """Writes records as they come, one line each, and flushes: a cut-off file is still a trace."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -275,7 +278,8 @@ def _stack(line: Mapping[str, Any]) -> Stack:
             _get(entry, "file", str),
             _get(entry, "line", int),
         )
-        return Frame(func, file, number, dict(_optional(entry, "args", dict, {})))
+        args = dict(_optional(entry, "args", dict, {}))
+        return Frame(func, file, number, args, foreign=entry.get("foreign") is True)
 
     return tuple(item(entry) for entry in _get(line, "stack", list))
 

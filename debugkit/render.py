@@ -61,8 +61,8 @@ class Style:
 
 @dataclass
 class Renderer:
-    """Turns the records of one trace into lines, in order. Remembers the last backtrace of each kind,
-    to show it again only when it changes."""
+    """Turns the records of one trace into lines, in order. Remembers the last backtrace of each
+    kind, to show it again only when it changes."""
 
     style: Style = field(default_factory=Style)
     _stacks: dict[str, list[str]] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class Renderer:
 
 
 def program_output(path: Path, name: str, style: Style) -> Iterator[str]:
-    """Lines that show a stream of the traced program, marked as not ours. Nothing if it is empty."""
+    """Lines that show a stream of the traced program, marked as not ours; none if it is empty."""
     size = path.stat().st_size if path.exists() else 0
     if size == 0:
         return

@@ -1,4 +1,4 @@
-"""How a program comes under gdb. Every way gives the same `Target`: start, resume, interrupt, close.
+"""How a program comes under gdb. Every way gives a `Target`: start, resume, interrupt, close.
 
 `LaunchTarget` starts a command. Its output goes to files, not to gdb's own output: a program that
 prints `*stopped` must not be taken for gdb, and text without a newline must not swallow a record.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import stat
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +24,7 @@ from debugkit.preflight import Command, Gdb, ptrace_denied
 
 # Signals that end a program by default and point at a mistake; gdb stops at these only.
 CRASH_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGSYS")
+_KILLED_EARLY = re.compile(r"During startup program terminated with signal (\w+)")
 INTERRUPT_TIMEOUT = 30.0  # seconds
 
 
@@ -52,7 +55,7 @@ class Target(ABC):
     def program(self) -> str:
         """Path of the program that runs now: a launched script has become its interpreter."""
         with contextlib.suppress(OSError):
-            return os.readlink(f"/proc/{self.client.program_pid}/exe")
+            return str(Path(f"/proc/{self.client.program_pid}/exe").readlink())
         return ""
 
     @abstractmethod
@@ -88,7 +91,7 @@ class LaunchTarget(Target):
         output: Path,
         mi_log: Path | None = None,
     ) -> None:
-        """`output` is a directory; the program's streams become the files stdout and stderr in it."""
+        """`output` is a directory: the program's streams become its files stdout and stderr."""
         self.command = command
         self.stdout = output / "stdout"
         self.stderr = output / "stderr"
@@ -108,7 +111,10 @@ class LaunchTarget(Target):
             self.client.command("-exec-run")
             return self._wait(deadline)
         except MIError as error:
-            raise self._start_failure(error) from None
+            killed = _KILLED_EARLY.search(error.message)
+            if killed is None:
+                raise self._start_failure(error) from None
+            return Stop("exited-signalled", signal=killed[1], time_ns=time.monotonic_ns())
 
     def resume(self, deadline: Deadline) -> Stop:
         stop = super().resume(deadline)

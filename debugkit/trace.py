@@ -11,7 +11,7 @@ from typing import Any
 from debugkit import probes
 from debugkit.errors import DebuggerError
 from debugkit.mi import Deadline, Stop, StopTimeout
-from debugkit.preflight import Gdb, read_elf
+from debugkit.preflight import Gdb, build_line, read_elf
 from debugkit.probes import CompletionProbe, NoSymbols, Probe, StackReader
 from debugkit.records import (
     Completion,
@@ -71,8 +71,8 @@ class Tracer:
         self._hidden_reported = 0
 
     def run(self) -> Exit:
-        """Trace until the program ends or its time is over. NoSymbols and gdb's own failures end the stream with
-        an exit record, too, before they are raised."""
+        """Trace until the program ends or its time is over. A library without symbols and gdb's own
+        failures are raised, after an exit record."""
         self._t0 = time.monotonic_ns()
         self._unix_ns = time.time_ns()
         try:
@@ -170,7 +170,7 @@ class Tracer:
         return request
 
     def _limit_decodes(self, probe: Probe) -> None:
-        """Let gdb count further decodes by itself once enough were shown, up to the next prefill."""
+        """Once enough decodes were shown, let gdb count further ones, up to the next prefill."""
         limit = self.options.max_decodes
         if probe is probes.DECODE:
             self._shown += 1
@@ -261,7 +261,9 @@ class Tracer:
             return
         self._meta_written = True
         library = probes.library_path(self._client)
-        elf = read_elf(Path(library)) if library else None
+        entered = stop is not None and stop.breakpoint in self._doors
+        code = library or (self.target.program() if entered else "")  # or linked statically
+        elf = read_elf(Path(code)) if code else None
         self.emit(
             Meta(
                 target=self.target.kind,
@@ -271,9 +273,7 @@ class Tracer:
                 arch=ARCHITECTURES.get(stop.arch, stop.arch) if stop else "",
                 lib=library,
                 build_id=elf.build_id if elf else "",
-                build=probes.read_build_info(self._client)
-                if stop and self._doors.get(stop.breakpoint)
-                else "",
+                build=build_line(Path(code)) if code else "",
             )
         )
 

@@ -17,12 +17,14 @@ extern char **environ;
 
 static volatile sig_atomic_t n_signals;
 
-static void on_signal(int number) {
+static void on_signal(int number)
+{
     n_signals += number == SIGUSR1;
 }
 
 static void complete(kestrel_session *session, int32_t n_prompt, int32_t max_tokens,
-                     int32_t stop_after) {
+                     int32_t stop_after)
+{
     static int32_t ids[MAX_PROMPT];
     kestrel_request request = {.struct_size = sizeof request,
                                .prompt_ids = ids,
@@ -37,7 +39,8 @@ static void complete(kestrel_session *session, int32_t n_prompt, int32_t max_tok
 }
 
 /* Text that looks like gdb/MI, and 10 MB without a newline, on both streams. */
-static void print_noise(void) {
+static void print_noise(void)
+{
     static char block[1 << 20];
     memset(block, 'x', sizeof block);
     fputs("*stopped,reason=\"fake\"\n1^done,bkpt={number=\"9\"}\n(gdb) \n", stdout);
@@ -50,15 +53,12 @@ static void print_noise(void) {
 }
 
 /* Everything that happens before the completion, or instead of it (then it returns 1). */
-static int prepare(const char *mode) {
-    if (!strcmp(mode, "nohit"))
-        return 1;
-    if (!strcmp(mode, "exit3"))
-        exit(3);
-    if (!strcmp(mode, "killed"))
-        kill(getpid(), SIGTERM);
-    if (!strcmp(mode, "noise"))
-        print_noise();
+static int prepare(const char *mode)
+{
+    if (!strcmp(mode, "nohit")) return 1;
+    if (!strcmp(mode, "exit3")) exit(3);
+    if (!strcmp(mode, "killed")) kill(getpid(), SIGTERM);
+    if (!strcmp(mode, "noise")) print_noise();
     if (!strcmp(mode, "environ"))
         for (char **variable = environ; *variable; variable++)
             puts(*variable);
@@ -68,8 +68,7 @@ static int prepare(const char *mode) {
     if (!strcmp(mode, "orphan") && fork() == 0)
         for (;;)
             pause();
-    if (!strcmp(mode, "orphan"))
-        wait(NULL);
+    if (!strcmp(mode, "orphan")) wait(NULL);
     if (!strcmp(mode, "usr1")) {
         signal(SIGUSR1, on_signal);
         raise(SIGUSR1);
@@ -83,20 +82,18 @@ static int prepare(const char *mode) {
     return 0;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     const char *mode = argc > 1 ? argv[1] : "plain";
     int32_t n_prompt = argc > 2 ? atoi(argv[2]) : 18;
     int32_t max_tokens = argc > 3 ? atoi(argv[3]) : 32;
     int32_t stop_after = argc > 4 ? atoi(argv[4]) : 9;
-    if (prepare(mode))
-        return 0;
+    if (prepare(mode)) return 0;
     kestrel_session *session = mock_session_open(4, 4096);
     mock_set_fault(mode);
-    if (!strcmp(mode, "null"))
-        kestrel_prefill(NULL, NULL, 5, NULL);
+    if (!strcmp(mode, "null")) kestrel_prefill(NULL, NULL, 5, NULL);
     complete(session, n_prompt, max_tokens, stop_after);
-    if (!strcmp(mode, "twice"))
-        complete(session, n_prompt + 20, max_tokens, stop_after - 2);
+    if (!strcmp(mode, "twice")) complete(session, n_prompt + 20, max_tokens, stop_after - 2);
     mock_session_close(session);
     return 0;
 }
