@@ -17,7 +17,7 @@ static const ks_kernels *native_table(kestrel_isa isa)
         && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
         && __builtin_cpu_supports("avx512vnni");
     if (isa == KESTREL_ISA_AVX512 && has_avx512)
-        return NULL;
+        return &ks_kernels_avx512;
     if (isa == KESTREL_ISA_AVX2 && has_avx2)
         return &ks_kernels_avx2;
     return NULL;
