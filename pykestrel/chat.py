@@ -1,0 +1,75 @@
+"""A conversation: messages, and a session that never computes the same prefix twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pykestrel.sampling import SamplingParams
+from pykestrel.text import TextStream
+
+if TYPE_CHECKING:
+    from pykestrel.session import Session
+
+
+class Chat:
+    """A conversation with a model.
+
+    Args:
+        session: belongs to this conversation as long as it goes on; closing it is the caller's.
+        system: the system message, None for none.
+        sampling: by default what the checkpoint asks for.
+        max_tokens: of one answer; 0: as many as fit.
+        reuse_prefix: keep the rows of earlier turns.
+        variables: for the template, such as enable_thinking=False.
+
+    Attributes:
+        messages: dicts with role and content; may be edited between turns: the part before the
+            first change is still reused.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        stop_ids: tuple[int, ...] | None = None,
+        max_tokens: int = 0,
+        reuse_prefix: bool = True,
+        **variables: Any,
+    ) -> None:
+        self.session = session
+        self.system = system
+        self.sampling = sampling
+        self.stop_ids = stop_ids
+        self.max_tokens = max_tokens
+        self.reuse_prefix = reuse_prefix
+        self.variables = variables
+        self.messages: list[dict[str, Any]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    def ask(self, content: str) -> TextStream:
+        """The answer to a user message, as a stream of text.
+
+        Question and answer join `messages` when the stream has ended. An answer that was cut short
+        joins as far as it came; one that failed, or never began, leaves the messages as they were.
+        """
+        messages = [*self.messages, {"role": "user", "content": content}]
+
+        def on_end(stream: TextStream) -> None:
+            if stream.text or stream.finish != "cancelled":
+                self.messages = [*messages, {"role": "assistant", "content": stream.text}]
+
+        return TextStream(
+            self.session,
+            self.session.model.encode_chat(messages, **self.variables),
+            max_tokens=self.max_tokens,
+            stop_ids=self.stop_ids,
+            sampling=self.sampling,
+            reuse_prefix=self.reuse_prefix,
+            on_end=on_end,
+        )
