@@ -52,6 +52,18 @@ class Target(ABC):
         except StopTimeout:
             return None
 
+    def vanished(self) -> bool:
+        """True if the program was killed while gdb held it, which only SIGKILL can do. gdb then
+        answers whatever it is asked with one odd error or another."""
+        pid = self.client.program_pid
+        if pid is None:
+            return False
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        return state in "ZX"
+
     def program(self) -> str:
         """Path of the program that runs now: a launched script has become its interpreter."""
         with contextlib.suppress(OSError):
@@ -112,9 +124,11 @@ class LaunchTarget(Target):
             return self._wait(deadline)
         except MIError as error:
             killed = _KILLED_EARLY.search(error.message)
-            if killed is None:
-                raise self._start_failure(error) from None
-            return Stop("exited-signalled", signal=killed[1], time_ns=time.monotonic_ns())
+            if killed is not None:
+                return Stop("exited-signalled", signal=killed[1], time_ns=time.monotonic_ns())
+            if "During startup" not in error.message and self.vanished():
+                raise
+            raise self._start_failure(error) from None
 
     def resume(self, deadline: Deadline) -> Stop:
         stop = super().resume(deadline)

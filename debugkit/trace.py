@@ -10,7 +10,7 @@ from typing import Any
 
 from debugkit import probes
 from debugkit.errors import DebuggerError
-from debugkit.mi import Deadline, Stop, StopTimeout
+from debugkit.mi import Deadline, MIError, Stop, StopTimeout
 from debugkit.preflight import Gdb, build_line, read_elf
 from debugkit.probes import CompletionProbe, NoSymbols, Probe, StackReader
 from debugkit.records import (
@@ -105,6 +105,10 @@ class Tracer:
             if interrupted is None or not interrupted.exited:
                 return self._hang(interrupted)
             stop = interrupted
+        except MIError:
+            if not self.target.vanished():
+                raise
+            return Exit(self._now(), "signalled", signal="SIGKILL")
         self._count_hidden()
         if stop.signal:
             return Exit(self._at(stop), "signalled", signal=stop.signal)

@@ -77,13 +77,21 @@ def test_a_program_that_is_killed_is_not_called_crashed(debugkit, mock) -> None:
     assert "was killed by SIGTERM" in sentence(done)
 
 
-def test_a_program_killed_from_outside(debugkit, mock, wait_for) -> None:
-    with started(debugkit, "trace", "--", mock.run(), "sleep") as running:
+@pytest.mark.parametrize("moment", ["at its start", "while it decodes"])
+def test_a_program_killed_from_outside(debugkit, mock, tmp_path, wait_for, moment) -> None:
+    path = tmp_path / "trace.jsonl"
+    mode = ("sleep",) if moment == "at its start" else ("plain", "18", "100000", "0")
+    with started(debugkit, "trace", "--json", str(path), "--", mock.run(), *mode) as running:
         pid = program_pid(debugkit, wait_for)
+        if moment != "at its start":
+            wait_for(lambda: path.exists() and path.read_text().count("decode") > 20, "decodes")
         os.kill(pid, signal.SIGKILL)
         _, errors = running.communicate(timeout=120)
     assert running.returncode == 1
     assert "was killed by SIGKILL" in errors
+    end = read(path)[-1]
+    assert isinstance(end, Exit)
+    assert (end.reason, end.signal) == ("signalled", "SIGKILL")
 
 
 # ---- programs without symbols ------------------------------------------------------------------
@@ -277,7 +285,7 @@ def program_pid(debugkit, wait_for) -> int:
         return [
             int(line.split(":")[0])
             for line in debugkit.left_running()
-            if "mock-run\0sleep" in line and "debugkit" not in line
+            if "mock-run\0" in line and "debugkit" not in line
         ]
 
     wait_for(found, "the program to start")
