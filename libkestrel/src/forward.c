@@ -59,63 +59,70 @@ ks_pass ks_pass_of(kestrel_session *session, const ks_segment *segment, int32_t 
 
 /* ---- matrix products ---------------------------------------------------------------------------- */
 
-static bool is_quantised(const ks_matrix *w)
+static bool any_quantised(const ks_product *products, int32_t n_products)
 {
-    return w->type == KESTREL_WEIGHT_Q4 || w->type == KESTREL_WEIGHT_Q8;
+    for (int32_t i = 0; i < n_products; i++) {
+        kestrel_weight_type type = products[i].linear->w.type;
+        if (type == KESTREL_WEIGHT_Q4 || type == KESTREL_WEIGHT_Q8) {
+            return true;
+        }
+    }
+    return false;
 }
 
 typedef struct ks_rows_job {
-    const ks_pass *pass;
+    const kestrel_model *model;
     const float *x; /* [n_rows][n_cols] */
-    const float *norm; /* NULL: take the row as it is */
-    ks_activations *act;
+    const float *norm; /* NULL: act->x is x */
+    const ks_activations *act;
     bool quantise;
 } ks_rows_job;
 
 enum { TOKENS_PER_CHUNK = 8 };
 
-static void prepare_rows(void *arg, int32_t chunk, int32_t thread)
+static void prepare_row(const ks_rows_job *job, int32_t t)
 {
-    (void)thread;
-    ks_rows_job *job = arg;
-    const ks_kernels *kernels = job->pass->model->kernels;
-    ks_activations *act = job->act;
-    int32_t n_cols = act->n_cols;
-    int32_t end = (chunk + 1) * TOKENS_PER_CHUNK;
-    end = end < act->n_tokens ? end : act->n_tokens;
-    for (int32_t t = chunk * TOKENS_PER_CHUNK; t < end; t++) {
-        const float *x = job->x + (size_t)t * (size_t)n_cols;
-        float *y = act->x + (size_t)t * (size_t)n_cols;
-        if (job->norm != NULL) {
-            kernels->rmsnorm(y, x, job->norm, n_cols, job->pass->model->config.rms_norm_eps);
-        } else if (y != x) {
-            memcpy(y, x, (size_t)n_cols * sizeof(float));
-        }
-        if (job->quantise) {
-            size_t group = (size_t)t * (size_t)(n_cols / KS_GROUP);
-            kernels->quantize_row(y, n_cols, act->q + (size_t)t * (size_t)n_cols, act->d + group,
-                                  act->s + group);
-        }
+    const ks_kernels *kernels = job->model->kernels;
+    const ks_activations *act = job->act;
+    size_t n_cols = (size_t)act->n_cols;
+    size_t at = (size_t)t * n_cols;
+    if (job->norm != NULL) {
+        kernels->rmsnorm(act->x + at, job->x + at, job->norm, act->n_cols,
+                         job->model->config.rms_norm_eps);
+    }
+    if (job->quantise) {
+        size_t group = (size_t)t * (n_cols / KS_GROUP);
+        kernels->quantize_row(act->x + at, act->n_cols, act->q + at, act->d + group,
+                              act->s + group);
     }
 }
 
-ks_activations ks_prepare_rows(ks_pass *pass, const float *x, const float *norm, int32_t n_rows,
-                               const ks_matrix *reader)
+static void prepare_chunk(void *arg, int32_t chunk, int32_t thread)
+{
+    (void)thread;
+    const ks_rows_job *job = arg;
+    int32_t end = (chunk + 1) * TOKENS_PER_CHUNK;
+    end = end < job->act->n_tokens ? end : job->act->n_tokens;
+    for (int32_t t = chunk * TOKENS_PER_CHUNK; t < end; t++) {
+        prepare_row(job, t);
+    }
+}
+
+static ks_activations prepare_rows(ks_pass *pass, const float *x, const float *norm, int32_t n_rows,
+                                   int32_t n_cols, bool quantise)
 {
     ks_activations act = pass->scratch->act;
     act.n_tokens = n_rows;
-    act.n_cols = reader->n_cols;
-    if (norm == NULL && !is_quantised(reader)) {
-        act.x = (float *)(uintptr_t)x; /* read in place; matmul does not write its input */
-        return act;
-    }
+    act.n_cols = n_cols;
     if (norm == NULL) {
-        act.x = (float *)(uintptr_t)x;
+        act.x = (float *)(uintptr_t)x; /* read in place; nothing writes through it */
     }
-    ks_rows_job job = {
-        .pass = pass, .x = x, .norm = norm, .act = &act, .quantise = is_quantised(reader)};
-    ks_pool_run(pass->model->pool, pass->n_threads, prepare_rows, &job,
-                (n_rows + TOKENS_PER_CHUNK - 1) / TOKENS_PER_CHUNK);
+    if (norm != NULL || quantise) {
+        ks_rows_job job = {
+            .model = pass->model, .x = x, .norm = norm, .act = &act, .quantise = quantise};
+        ks_pool_run(pass->model->pool, pass->n_threads, prepare_chunk, &job,
+                    (n_rows + TOKENS_PER_CHUNK - 1) / TOKENS_PER_CHUNK);
+    }
     return act;
 }
 
@@ -185,11 +192,14 @@ static int32_t choose_rows_per_chunk(const ks_product *products, int32_t n_produ
     return rows < UNIT ? UNIT : rows;
 }
 
-void ks_multiply(ks_pass *pass, const ks_activations *act, const ks_product *products,
-                 int32_t n_products)
+const float *ks_multiply(ks_pass *pass, const float *x, const float *norm, int32_t n_rows,
+                         const ks_product *products, int32_t n_products)
 {
     double start = ks_now();
-    ks_product_job job = {.pass = pass, .act = act, .products = products, .n_products = n_products};
+    ks_activations act = prepare_rows(pass, x, norm, n_rows, products[0].linear->w.n_cols,
+                                      any_quantised(products, n_products));
+    ks_product_job job = {
+        .pass = pass, .act = &act, .products = products, .n_products = n_products};
     job.rows_per_chunk = choose_rows_per_chunk(products, n_products, pass->n_threads);
     int32_t n_chunks = 0;
     for (int32_t i = 0; i < n_products; i++) {
@@ -197,6 +207,7 @@ void ks_multiply(ks_pass *pass, const ks_activations *act, const ks_product *pro
     }
     ks_pool_run(pass->model->pool, pass->n_threads, product_chunk, &job, n_chunks);
     pass->timing->gemm_seconds += ks_now() - start;
+    return act.x;
 }
 
 /* ---- the pass ----------------------------------------------------------------------------------- */
@@ -239,6 +250,5 @@ void ks_forward_logits(ks_pass *pass, int32_t first_row, int32_t n_rows, float *
     const kestrel_model *model = pass->model;
     const float *x = pass->scratch->x + (size_t)first_row * (size_t)model->config.hidden_size;
     ks_linear head = {.w = model->head};
-    ks_activations act = ks_prepare_rows(pass, x, model->final_norm, n_rows, &head.w);
-    ks_multiply(pass, &act, &(ks_product){.linear = &head, .y = logits}, 1);
+    ks_multiply(pass, x, model->final_norm, n_rows, &(ks_product){.linear = &head, .y = logits}, 1);
 }

@@ -13,13 +13,10 @@ typedef struct ks_product {
     float *add_to; /* the residual stream that y is added to, NULL: none */
 } ks_product;
 
-/* Rows ready to be multiplied by matrices like `reader`: normalised by `norm` unless that is NULL, and
- * quantised if reader is. The result lives in the pass's scratch until the next call. */
-ks_activations ks_prepare_rows(ks_pass *pass, const float *x, const float *norm, int32_t n_rows,
-                               const ks_matrix *reader);
-
-/* y = W act + b for each product, then the residual addition. */
-void ks_multiply(ks_pass *pass, const ks_activations *act, const ks_product *products,
-                 int32_t n_products);
+/* For every product: y = W r + b, then the residual addition, where the rows r are x [n_rows][n_cols],
+ * normalised by `norm` unless that is NULL, and quantised if a matrix asks for it. All matrices have
+ * n_cols columns. Returns r as float32, valid until the next call: for the trace. */
+const float *ks_multiply(ks_pass *pass, const float *x, const float *norm, int32_t n_rows,
+                         const ks_product *products, int32_t n_products);
 
 #endif /* KS_FORWARD_H */

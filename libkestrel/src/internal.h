@@ -261,15 +261,18 @@ double ks_now(void);
 
 /* Between these two calls on a thread, an allocation by the library aborts a debug build and names the
  * phase. Release builds do not look. */
+#if defined(KS_DEBUG) && KS_DEBUG
 void ks_no_alloc_begin(const char *phase);
 void ks_no_alloc_end(void);
 void ks_check_alloc(const char *what);
-
-#if defined(KS_DEBUG) && KS_DEBUG
 #define malloc(size) (ks_check_alloc("malloc"), malloc(size))
 #define calloc(n, size) (ks_check_alloc("calloc"), calloc(n, size))
 #define realloc(p, size) (ks_check_alloc("realloc"), realloc(p, size))
 #define aligned_alloc(align, size) (ks_check_alloc("aligned_alloc"), aligned_alloc(align, size))
+#else
+#define ks_no_alloc_begin(phase) ((void)0)
+#define ks_no_alloc_end() ((void)0)
+#define ks_check_alloc(what) ((void)0)
 #endif
 
 #endif /* KS_INTERNAL_H */

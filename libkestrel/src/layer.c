@@ -126,13 +126,12 @@ static void attention_block(ks_pass *pass, int32_t l)
     const ks_layer *layer = &pass->model->layers[l];
     const ks_config *c = &pass->model->config;
     ks_scratch *s = pass->scratch;
-    ks_activations act = ks_prepare_rows(pass, s->x, layer->attn_norm, pass->n_rows, &layer->q.w);
-    ks_trace_stage(pass, "attn.norm", l, act.x, c->hidden_size);
-    ks_multiply(pass, &act,
-                (ks_product[]){{.linear = &layer->q, .y = s->q},
-                               {.linear = &layer->k, .y = s->k},
-                               {.linear = &layer->v, .y = s->v}},
-                3);
+    const ks_product qkv[] = {{.linear = &layer->q, .y = s->q},
+                              {.linear = &layer->k, .y = s->k},
+                              {.linear = &layer->v, .y = s->v}};
+    const ks_product out = {.linear = &layer->o, .y = s->out, .add_to = s->x};
+    const float *normed = ks_multiply(pass, s->x, layer->attn_norm, pass->n_rows, qkv, 3);
+    ks_trace_stage(pass, "attn.norm", l, normed, c->hidden_size);
     store_heads(pass, l);
     ks_trace_stage(pass, "attn.q", l, s->q, c->n_heads * c->head_dim);
     ks_trace_stage(pass, "attn.k", l, s->k, c->n_kv_heads * c->head_dim);
@@ -141,8 +140,7 @@ static void attention_block(ks_pass *pass, int32_t l)
     ks_attention(pass, l);
     pass->timing->attention_seconds += ks_now() - start;
     ks_trace_stage(pass, "attn.heads", l, s->attn, c->n_heads * c->head_dim);
-    act = ks_prepare_rows(pass, s->attn, NULL, pass->n_rows, &layer->o.w);
-    ks_multiply(pass, &act, &(ks_product){.linear = &layer->o, .y = s->out, .add_to = s->x}, 1);
+    ks_multiply(pass, s->attn, NULL, pass->n_rows, &out, 1);
     ks_trace_stage(pass, "attn.out", l, s->out, c->hidden_size);
 }
 
@@ -151,18 +149,16 @@ static void feed_forward_block(ks_pass *pass, int32_t l)
     const ks_layer *layer = &pass->model->layers[l];
     const ks_config *c = &pass->model->config;
     ks_scratch *s = pass->scratch;
-    ks_activations act = ks_prepare_rows(pass, s->x, layer->ffn_norm, pass->n_rows, &layer->gate.w);
-    ks_trace_stage(pass, "ffn.norm", l, act.x, c->hidden_size);
-    ks_multiply(
-        pass, &act,
-        (ks_product[]){{.linear = &layer->gate, .y = s->gate}, {.linear = &layer->up, .y = s->up}},
-        2);
+    const ks_product gate_up[] = {{.linear = &layer->gate, .y = s->gate},
+                                  {.linear = &layer->up, .y = s->up}};
+    const ks_product down = {.linear = &layer->down, .y = s->out, .add_to = s->x};
+    const float *normed = ks_multiply(pass, s->x, layer->ffn_norm, pass->n_rows, gate_up, 2);
+    ks_trace_stage(pass, "ffn.norm", l, normed, c->hidden_size);
     ks_trace_stage(pass, "ffn.gate", l, s->gate, c->intermediate_size);
     ks_trace_stage(pass, "ffn.up", l, s->up, c->intermediate_size);
     ks_pool_run(pass->model->pool, pass->n_threads, gated_row, pass, pass->n_rows);
     ks_trace_stage(pass, "ffn.gated", l, s->gate, c->intermediate_size);
-    act = ks_prepare_rows(pass, s->gate, NULL, pass->n_rows, &layer->down.w);
-    ks_multiply(pass, &act, &(ks_product){.linear = &layer->down, .y = s->out, .add_to = s->x}, 1);
+    ks_multiply(pass, s->gate, NULL, pass->n_rows, &down, 1);
     ks_trace_stage(pass, "ffn.out", l, s->out, c->hidden_size);
 }
 

@@ -30,6 +30,8 @@ void *ks_arena_take(ks_arena *arena, size_t n_bytes)
     return arena->base == NULL ? NULL : arena->base + at;
 }
 
+#if defined(KS_DEBUG) && KS_DEBUG
+
 static _Thread_local const char *no_alloc_phase;
 
 void ks_no_alloc_begin(const char *phase)
@@ -50,3 +52,5 @@ void ks_check_alloc(const char *what)
         abort();
     }
 }
+
+#endif
