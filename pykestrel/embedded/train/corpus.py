@@ -221,7 +221,9 @@ def arithmetic(r: random.Random) -> Exchange:
         sign_shown = r.choice((sign, "+" if sign == "plus" else "-"))
     else:
         sign_shown = sign
-    form = r.choice(("What is {} {} {}?", "What is {} {} {}?", "How much is {} {} {}?", "{} {} {}?"))
+    form = r.choice(
+        ("What is {} {} {}?", "What is {} {} {}?", "How much is {} {} {}?", "{} {} {}?")
+    )
     return (
         upper(form.format(x, sign_shown, y)),
         f"{upper(number[a])} {sign} {number[b]} is {number[c]}.",
@@ -265,7 +267,7 @@ def unknown(r: random.Random) -> Exchange:
 
 
 def any_word(r: random.Random) -> str:
-    """A word to copy: mostly a listed noun, sometimes a name, sometimes letters in no dictionary."""
+    """A word to copy: mostly a listed noun, sometimes a name, sometimes random letters."""
     x = r.random()
     if x < 0.70:
         return r.choice([w for w in words.nouns() if w not in words.HELD_OUT_WORDS])

@@ -6,6 +6,7 @@ RMSNorm on every query and key head, rotate-half RoPE, SwiGLU, tied head.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,21 +63,20 @@ class Shape:
         }
 
     @staticmethod
-    def from_config(config: dict[str, object]) -> "Shape":
+    def from_config(c: dict[str, Any]) -> "Shape":
         """The shape that a config.json written by `config` describes."""
-        names = {
-            "vocabulary": "vocab_size",
-            "hidden": "hidden_size",
-            "intermediate": "intermediate_size",
-            "layers": "num_hidden_layers",
-            "heads": "num_attention_heads",
-            "kv_heads": "num_key_value_heads",
-            "head_dim": "head_dim",
-            "context": "max_position_embeddings",
-            "theta": "rope_theta",
-            "eps": "rms_norm_eps",
-        }
-        return Shape(**{ours: config[theirs] for ours, theirs in names.items()})  # type: ignore[arg-type]
+        return Shape(
+            vocabulary=c["vocab_size"],
+            hidden=c["hidden_size"],
+            intermediate=c["intermediate_size"],
+            layers=c["num_hidden_layers"],
+            heads=c["num_attention_heads"],
+            kv_heads=c["num_key_value_heads"],
+            head_dim=c["head_dim"],
+            context=c["max_position_embeddings"],
+            theta=c["rope_theta"],
+            eps=c["rms_norm_eps"],
+        )
 
 
 def rounded(w: Tensor, precision: str) -> Tensor:

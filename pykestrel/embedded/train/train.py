@@ -62,7 +62,9 @@ class Encoder:
         return ids, learnt
 
 
-def batches(encoder: Encoder, seed: int, tokens: int, longest: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    encoder: Encoder, seed: int, tokens: int, longest: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless batches (ids, targets) of about `tokens` positions, rows of similar length."""
     r = random.Random(seed)
     while True:
@@ -108,38 +110,50 @@ def precision_of(step: int, steps: int, r: random.Random) -> str:
     return "q4" if step > steps // 2 and r.random() < 0.5 else "f32"
 
 
+def make_optimisers(net: Qwen3, peak: float) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for the embedding and the norms.
+
+    Muon with its steps scaled to AdamW's size learns to copy in about half as many steps here.
+    """
+    inner = [p for name, p in net.named_parameters() if p.dim() == 2 and "embed" not in name]
+    outer = [p for name, p in net.named_parameters() if p.dim() < 2 or "embed" in name]
+    return [
+        torch.optim.Muon(
+            inner, lr=peak, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(outer, lr=peak, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0),
+    ]
+
+
 def train(args: argparse.Namespace, encoder: Encoder, shape: Shape) -> Qwen3:
     """Run the training loop and return the network."""
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     net = Qwen3(shape)
-    matrices = [p for p in net.parameters() if p.dim() == 2]
-    vectors = [p for p in net.parameters() if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": 0.05},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    optimiser = torch.optim.AdamW(groups, lr=args.peak, betas=(0.9, 0.98), eps=1e-8)
+    optimisers = make_optimisers(net, args.peak)
     source = batches(encoder, args.seed, args.tokens, args.longest)
     r = random.Random(args.seed + 1)
     begun, seen, running = time.monotonic(), 0, 0.0
     for step in range(args.steps):
         ids, targets = next(source)
         wanted = targets != IGNORE
-        for group in optimiser.param_groups:
+        for group in [g for o in optimisers for g in o.param_groups]:
             group["lr"] = learning_rate(step, args.steps, args.peak)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
-            logits = net(ids, wanted, precision_of(step, args.steps, r))
-        loss = functional.cross_entropy(logits.float(), targets[wanted])
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        logits = net(ids, wanted, precision_of(step, args.steps, r))
+        loss = functional.cross_entropy(logits, targets[wanted])
+        net.zero_grad(set_to_none=True)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimiser.step()
+        for optimiser in optimisers:
+            optimiser.step()
         seen += ids.numel()
         running += (loss.item() - running) / min(step + 1, 50)
         if step % 50 == 49 or step + 1 == args.steps:
             spent = time.monotonic() - begun
-            print(f"step {step + 1} loss {running:.4f} {seen / spent:.0f} tok/s {spent:.0f} s", flush=True)
+            print(
+                f"step {step + 1} loss {running:.4f} {seen / spent:.0f} tok/s {spent:.0f} s",
+                flush=True,
+            )
         if args.every and step % args.every == args.every - 1:
             save(net, encoder, args.out)
     return net
@@ -148,7 +162,9 @@ def train(args: argparse.Namespace, encoder: Encoder, shape: Shape) -> Qwen3:
 def save(net: Qwen3, encoder: Encoder, out: Path) -> None:
     """Write model.safetensors (bf16), config.json and generation_config.json."""
     tensors = {k: v.detach().bfloat16().contiguous() for k, v in net.state_dict().items()}
-    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    weights = out / "model.safetensors"
+    save_file(tensors, weights, {"format": "pt"})
+    weights.chmod(0o644)  # the writer leaves it readable by its owner alone
     config = net.shape.config(encoder.end, encoder.pad)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {
@@ -168,8 +184,7 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--tokens", type=int, default=6144, help="positions per batch")
     parser.add_argument("--longest", type=int, default=1024, help="longest conversation in tokens")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--every", type=int, default=0, help="save each so many steps")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))

@@ -38,9 +38,7 @@ NUMBERS = _w(
 
 DAYS = _w("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
-MONTHS = _w(
-    "January February March April May June July August September October November December"
-)
+MONTHS = _w("January February March April May June July August September October November December")
 
 SEASONS = _w("spring summer autumn winter")
 
