@@ -2,8 +2,8 @@
 that nothing may be left running.
 
 Tests marked `gdb` are skipped, with the reason, where gdb is missing or may not trace. With
-KESTREL_REQUIRE=gdb (names separated by commas) in the environment they fail instead: a silent skip
-is how such tests rot.
+KESTREL_REQUIRE=gdb,cc (names separated by commas) in the environment they fail instead: a silent
+skip is how such tests rot.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -46,11 +47,16 @@ def why_no_gdb() -> str:
     return "" if check.verdict == "ok" else check.finding
 
 
+def lacking(name: str, why: str) -> NoReturn:
+    """Skip the test for want of something, or fail it if the environment requires that thing."""
+    if name in os.environ.get("KESTREL_REQUIRE", "").split(","):
+        pytest.fail(f"KESTREL_REQUIRE names {name}, but: {why}")
+    pytest.skip(why)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gdb") is not None and why_no_gdb():
-        if "gdb" in os.environ.get("KESTREL_REQUIRE", "").split(","):
-            pytest.fail(f"KESTREL_REQUIRE names gdb, but: {why_no_gdb()}")
-        pytest.skip(why_no_gdb())
+        lacking("gdb", why_no_gdb())
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def mock(tmp_path_factory: pytest.TempPathFactory) -> Mock:
     root = tmp_path_factory.mktemp("mock")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        pytest.skip("no C compiler")
+        lacking("cc", "there is no C compiler")
     for build, flags in BUILDS.items():
         out = root / build
         out.mkdir()
@@ -163,3 +169,19 @@ def wait_for() -> Callable[[Callable[[], object], str], None]:
             time.sleep(0.02)
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> Path:
+    """The model that ships with pykestrel, if the library that runs it is built."""
+    from pykestrel import embedded
+    from pykestrel._loader import load
+
+    model = embedded.path()
+    if not (model / "model.safetensors").is_file():
+        lacking("gdb", f"the embedded model is not there: {model}")
+    try:
+        load()
+    except Exception as error:
+        lacking("gdb", f"libkestrel does not load: {error}")
+    return model
