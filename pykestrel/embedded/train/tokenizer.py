@@ -53,15 +53,14 @@ ADDED_TOKENS: tuple[tuple[str, bool], ...] = (
 # Letters together, digits one by one, other visible marks one by one, each space alone.
 PIECES = r"(?:\p{L}\p{M}*)+|\p{N}|[^\s\p{L}\p{N}]|\r?\n|\s"
 
-# ChatML as the family writes it. This model does not think, so enable_thinking changes nothing,
-# and thoughts that a client hands back with an old answer are left out.
+# ChatML as the family writes it. This model does not think, so enable_thinking changes nothing.
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if message.content is sequence and message.content is not string %}
-        {%- for part in message.content if part.type == 'text' %}
-            {%- set content = content + part.text %}
-        {%- endfor %}
+    {%- set content = message.content %}
+    {%- if content is none or content is undefined %}
+        {%- set content = '' %}
+    {%- elif content is not string %}
+        {%- set content = content | selectattr('type', 'equalto', 'text') | join('', 'text') %}
     {%- endif %}
     {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
 {%- endfor %}
