@@ -11,11 +11,14 @@
 #if defined(__x86_64__)
 
 #include <immintrin.h>
+#include <string.h>
 
 #include "kernels.h"
 #include "tables.h"
 #include "template.h"
 #include "tiling.h"
+
+#define KERNEL(name) ks_avx2_##name
 
 /* ---- lanes ------------------------------------------------------------------------------------------- */
 
@@ -204,7 +207,7 @@ KS_INLINE int32_t sum_of(const __m256i q[4])
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
-static void quantize_row(const float *x, int32_t n, int8_t *q, float *d, int32_t *s)
+void KERNEL(quantize_row)(const float *x, int32_t n, int8_t *q, float *d, int32_t *s)
 {
     const __m256i unshuffle = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* undoes the packs' lanes */
     for (int32_t g = 0; g < n / KS_GROUP; g++, x += KS_GROUP, q += KS_GROUP) {
@@ -484,13 +487,13 @@ static const ks_tiling q8_tiling = {
     .packed = TILE_SET(q8_tile),
 };
 
-static void matmul_q4(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
+static void KERNEL(matmul_q4)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
                       int32_t row1, void *scratch)
 {
     ks_matmul_tiled(&q4_tiling, w, x, y, ldy, row0, row1, scratch);
 }
 
-static void matmul_q8(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
+static void KERNEL(matmul_q8)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
                       int32_t row1, void *scratch)
 {
     ks_matmul_tiled(&q8_tiling, w, x, y, ldy, row0, row1, scratch);
@@ -500,20 +503,13 @@ const ks_kernels ks_kernels_avx2 = {
     .isa = KESTREL_ISA_AVX2,
     .name = "avx2",
     .matmul = {
-        [KESTREL_WEIGHT_F32] = matmul_f32,
-        [KESTREL_WEIGHT_BF16] = matmul_bf16,
-        [KESTREL_WEIGHT_F16] = matmul_f16,
-        [KESTREL_WEIGHT_Q8] = matmul_q8,
-        [KESTREL_WEIGHT_Q4] = matmul_q4,
+        [KESTREL_WEIGHT_F32] = KERNEL(matmul_f32),
+        [KESTREL_WEIGHT_BF16] = KERNEL(matmul_bf16),
+        [KESTREL_WEIGHT_F16] = KERNEL(matmul_f16),
+        [KESTREL_WEIGHT_Q8] = KERNEL(matmul_q8),
+        [KESTREL_WEIGHT_Q4] = KERNEL(matmul_q4),
     },
-    .quantize_row = quantize_row,
-    .rmsnorm = rmsnorm,
-    .silu_mul = silu_mul,
-    .rope = rope,
-    .attend_span = attend_span,
-    .attend_merge = attend_merge,
-    .attend_finish = attend_finish,
-    .exp_sum = exp_sum,
+    KS_ROW_KERNELS(avx2),
 };
 
 #else

@@ -23,7 +23,7 @@ static const ks_kernels *native_table(kestrel_isa isa)
     return NULL;
 }
 
-#elif 0
+#elif defined(__aarch64__) && defined(__linux__)
 
 #include <sys/auxv.h>
 

@@ -263,7 +263,7 @@ static void step_all_rows(kestrel_kv_type type, const key_step *step, const floa
     }
 }
 
-static void attend_span(const ks_kv_head *kv, const float *q, const int32_t *n_visible, int32_t n_rows,
+void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_visible, int32_t n_rows,
                         int32_t span, float *partials, void *scratch)
 {
     const int32_t head_dim = kv->head_dim, begin = span * KS_KEY_SPAN;
@@ -295,7 +295,7 @@ static void attend_span(const ks_kv_head *kv, const float *q, const int32_t *n_v
 
 /* ---- merging spans ----------------------------------------------------------------------------------- */
 
-static void attend_merge(float *into, const float *next, int32_t head_dim)
+void KERNEL(attend_merge)(float *into, const float *next, int32_t head_dim)
 {
     float max = next[0] > into[0] ? next[0] : into[0];
     lanes keep = lanes_set(ks_expf_or_zero(into[0] - max)), take = lanes_set(ks_expf_or_zero(next[0] - max));
@@ -308,7 +308,7 @@ static void attend_merge(float *into, const float *next, int32_t head_dim)
     }
 }
 
-static void attend_finish(const float *partial, int32_t head_dim, float *out)
+void KERNEL(attend_finish)(const float *partial, int32_t head_dim, float *out)
 {
     lanes inverse = lanes_set(1.0f / lanes_sum(lanes_load(partial + LANES)));
     for (int32_t d = 0; d < head_dim; d += LANES) {

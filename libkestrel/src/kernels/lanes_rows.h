@@ -13,7 +13,8 @@
  *     lanes_zero_below(e, x, limit)               x < limit ? +0 : e
  *     lanes_sum                                   the tree of sum16
  *
- * and the tile sizes FLOAT_TILE_ROWS (1, 2 or 4) and FLOAT_TILE_TOKENS. Each operation is exact or
+ * and KERNEL(name), which makes it ks_<isa>_name, and the tile sizes FLOAT_TILE_ROWS (1, 2 or 4) and
+ * FLOAT_TILE_TOKENS. Each operation is exact or
  * correctly rounded, so every instantiation returns the bits of portable.c.
  */
 #include <math.h>
@@ -55,7 +56,7 @@ KS_INLINE lanes lanes_exp_or_zero(lanes x)
 
 /* ---- rows ---------------------------------------------------------------------------------------- */
 
-static void rmsnorm(float *y, const float *x, const float *w, int32_t n, float eps)
+void KERNEL(rmsnorm)(float *y, const float *x, const float *w, int32_t n, float eps)
 {
     lanes sum = lanes_set(0.0f);
     for (int32_t i = 0; i < n; i += LANES) {
@@ -70,7 +71,7 @@ static void rmsnorm(float *y, const float *x, const float *w, int32_t n, float e
     }
 }
 
-static void silu_mul(float *y, const float *gate, const float *up, int32_t n)
+void KERNEL(silu_mul)(float *y, const float *gate, const float *up, int32_t n)
 {
     for (int32_t i = 0; i < n; i += LANES) {
         int32_t left = lanes_left(n - i);
@@ -82,7 +83,7 @@ static void silu_mul(float *y, const float *gate, const float *up, int32_t n)
     }
 }
 
-static void rope(float *x, const float *cos_sin, int32_t head_dim)
+void KERNEL(rope)(float *x, const float *cos_sin, int32_t head_dim)
 {
     int32_t half = head_dim / 2;
     for (int32_t i = 0; i < half; i += LANES) {
@@ -95,7 +96,7 @@ static void rope(float *x, const float *cos_sin, int32_t head_dim)
     }
 }
 
-static float exp_sum(float *y, const float *x, float max, int32_t n)
+float KERNEL(exp_sum)(float *y, const float *x, float max, int32_t n)
 {
     lanes sum = lanes_set(0.0f), shift = lanes_set(max);
     for (int32_t i = 0; i < n; i += LANES) {
@@ -263,7 +264,7 @@ static void float_many_tokens(const ks_matrix *w, const ks_activations *x, float
     }
 }
 
-static void matmul_f32(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
+void KERNEL(matmul_f32)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
                        int32_t row1, void *scratch)
 {
     if (x->n_tokens == 1)
@@ -272,7 +273,7 @@ static void matmul_f32(const ks_matrix *w, const ks_activations *x, float *y, si
         float_many_tokens(w, x, y, ldy, row0, row1, scratch);
 }
 
-static void matmul_bf16(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
+void KERNEL(matmul_bf16)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
                         int32_t row1, void *scratch)
 {
     if (x->n_tokens == 1)
@@ -281,7 +282,7 @@ static void matmul_bf16(const ks_matrix *w, const ks_activations *x, float *y, s
         float_many_tokens(w, x, y, ldy, row0, row1, scratch);
 }
 
-static void matmul_f16(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
+void KERNEL(matmul_f16)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
                        int32_t row1, void *scratch)
 {
     if (x->n_tokens == 1)

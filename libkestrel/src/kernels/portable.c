@@ -47,7 +47,7 @@ static float dot(const float *a, const float *b, int32_t n)
 /* ---- matmul, float types ----------------------------------------------------------------------- */
 
 /* A row is widened once into scratch, padded with zeros, and then serves every token. */
-static void matmul_float(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
+static void ks_portable_matmul_float(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
                          int32_t row0, int32_t row1, void *scratch)
 {
     float *row = scratch;
@@ -121,7 +121,7 @@ static void multiply_row_block(const block *blocks, const int8_t *q, const float
 }
 
 /* A row block is unpacked once into scratch and then serves every token. */
-static void matmul_quantized(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
+static void ks_portable_matmul_quantized(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
                              int32_t row0, int32_t row1, void *scratch)
 {
     block *blocks = scratch;
@@ -143,7 +143,7 @@ static void matmul_quantized(const ks_matrix *w, const ks_activations *x, float 
     }
 }
 
-static void quantize_row(const float *x, int32_t n, int8_t *q, float *d, int32_t *s)
+void ks_portable_quantize_row(const float *x, int32_t n, int8_t *q, float *d, int32_t *s)
 {
     for (int32_t g = 0; g < n / KS_GROUP; g++, x += KS_GROUP, q += KS_GROUP) {
         float largest = 0.0f;
@@ -164,7 +164,7 @@ static void quantize_row(const float *x, int32_t n, int8_t *q, float *d, int32_t
 
 /* ---- rows of floats ------------------------------------------------------------------------------ */
 
-static void rmsnorm(float *y, const float *x, const float *w, int32_t n, float eps)
+void ks_portable_rmsnorm(float *y, const float *x, const float *w, int32_t n, float eps)
 {
     float lane[LANES] = {0};
     for (int32_t i = 0; i < n; i++) /* a padding zero would add +0 to a sum of squares: nothing */
@@ -174,7 +174,7 @@ static void rmsnorm(float *y, const float *x, const float *w, int32_t n, float e
         y[i] = (x[i] * inverse) * w[i];
 }
 
-static void silu_mul(float *y, const float *gate, const float *up, int32_t n)
+void ks_portable_silu_mul(float *y, const float *gate, const float *up, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         float x = 0.0f - gate[i];
@@ -184,7 +184,7 @@ static void silu_mul(float *y, const float *gate, const float *up, int32_t n)
     }
 }
 
-static void rope(float *x, const float *cos_sin, int32_t head_dim)
+void ks_portable_rope(float *x, const float *cos_sin, int32_t head_dim)
 {
     int32_t half = head_dim / 2;
     for (int32_t i = 0; i < half; i++) {
@@ -194,7 +194,7 @@ static void rope(float *x, const float *cos_sin, int32_t head_dim)
     }
 }
 
-static float exp_sum(float *y, const float *x, float max, int32_t n)
+float ks_portable_exp_sum(float *y, const float *x, float max, int32_t n)
 {
     float lane[LANES] = {0};
     for (int32_t i = 0; i < n; i++) {
@@ -263,7 +263,7 @@ static void attend_step(const ks_kv_head *kv, const float *k, const float *v, co
             o[d] = ks_fmaf(weight[j], v[(size_t)j * (size_t)head_dim + (size_t)d], o[d]);
 }
 
-static void attend_span(const ks_kv_head *kv, const float *q, const int32_t *n_visible, int32_t n_rows,
+void ks_portable_attend_span(const ks_kv_head *kv, const float *q, const int32_t *n_visible, int32_t n_rows,
                         int32_t span, float *partials, void *scratch)
 {
     const int32_t head_dim = kv->head_dim, begin = span * KS_KEY_SPAN;
@@ -289,7 +289,7 @@ static void attend_span(const ks_kv_head *kv, const float *q, const int32_t *n_v
     }
 }
 
-static void attend_merge(float *into, const float *next, int32_t head_dim)
+void ks_portable_attend_merge(float *into, const float *next, int32_t head_dim)
 {
     float max = next[0] > into[0] ? next[0] : into[0];
     float keep = ks_expf_or_zero(into[0] - max), take = ks_expf_or_zero(next[0] - max);
@@ -300,7 +300,7 @@ static void attend_merge(float *into, const float *next, int32_t head_dim)
 
 /* The + 0 removes the sign of a zero: a masked key beside a visible one adds +0 * v, which is the only
  * trace that the other rows of a batch could leave. */
-static void attend_finish(const float *partial, int32_t head_dim, float *out)
+void ks_portable_attend_finish(const float *partial, int32_t head_dim, float *out)
 {
     float inverse = 1.0f / sum_lanes(partial + LANES);
     for (int32_t d = 0; d < head_dim; d++)
@@ -311,18 +311,11 @@ const ks_kernels ks_kernels_portable = {
     .isa = KESTREL_ISA_PORTABLE,
     .name = "portable",
     .matmul = {
-        [KESTREL_WEIGHT_F32] = matmul_float,
-        [KESTREL_WEIGHT_BF16] = matmul_float,
-        [KESTREL_WEIGHT_F16] = matmul_float,
-        [KESTREL_WEIGHT_Q8] = matmul_quantized,
-        [KESTREL_WEIGHT_Q4] = matmul_quantized,
+        [KESTREL_WEIGHT_F32] = ks_portable_matmul_float,
+        [KESTREL_WEIGHT_BF16] = ks_portable_matmul_float,
+        [KESTREL_WEIGHT_F16] = ks_portable_matmul_float,
+        [KESTREL_WEIGHT_Q8] = ks_portable_matmul_quantized,
+        [KESTREL_WEIGHT_Q4] = ks_portable_matmul_quantized,
     },
-    .quantize_row = quantize_row,
-    .rmsnorm = rmsnorm,
-    .silu_mul = silu_mul,
-    .rope = rope,
-    .attend_span = attend_span,
-    .attend_merge = attend_merge,
-    .attend_finish = attend_finish,
-    .exp_sum = exp_sum,
+    KS_ROW_KERNELS(portable),
 };

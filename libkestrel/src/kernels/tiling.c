@@ -24,22 +24,30 @@ static ks_token_rows token_rows(const ks_activations *x, int32_t first)
     return rows;
 }
 
-/* One strip of n_rows rows against the tokens [t0, t1). */
+/* The tiles of one width: the tokens [t0, t1), a multiple of n apart, against the strip. Rows outside,
+ * tokens inside: a tile's weights stay in the first-level cache while the tokens pass. */
+static void multiply_tiles(const ks_tile *tile, const uint8_t *strip, size_t stride,
+                           const ks_activations *x, int32_t t0, int32_t t1, int32_t n_tokens, float *y,
+                           size_t ldy, int32_t n_rows)
+{
+    const int32_t tile_rows = tile->row_blocks * KS_ROW_BLOCK;
+    for (int32_t r = 0; r < n_rows; r += tile_rows) {
+        int32_t n = smaller(tile_rows, n_rows - r);
+        const uint8_t *weights = strip + (size_t)(r / KS_ROW_BLOCK) * stride;
+        for (int32_t t = t0; t < t1; t += n_tokens)
+            tile->compute(weights, stride, token_rows(x, t), y + (size_t)t * ldy + r, ldy, n);
+    }
+}
+
+/* One strip of n_rows rows against the tokens [t0, t1): tiles of one width, then what is left. */
 static void multiply_strip(const ks_tile_set *tiles, const uint8_t *strip, size_t stride,
                            const ks_activations *x, int32_t t0, int32_t t1, float *y, size_t ldy,
                            int32_t n_rows)
 {
-    int32_t step = tile_step(t1 - t0, tiles->max_tokens);
-    for (int32_t t = t0; t < t1; t += step) {
-        const ks_tile *tile = &tiles->by_tokens[smaller(step, t1 - t)];
-        ks_token_rows rows = token_rows(x, t);
-        int32_t tile_rows = tile->row_blocks * KS_ROW_BLOCK;
-        for (int32_t r = 0; r < n_rows; r += tile_rows) {
-            int32_t n = smaller(tile_rows, n_rows - r);
-            const uint8_t *weights = strip + (size_t)(r / KS_ROW_BLOCK) * stride;
-            tile->compute(weights, stride, rows, y + (size_t)t * ldy + (size_t)r, ldy, n);
-        }
-    }
+    int32_t step = tile_step(t1 - t0, tiles->max_tokens), rest = (t1 - t0) % step;
+    multiply_tiles(&tiles->by_tokens[step], strip, stride, x, t0, t1 - rest, step, y, ldy, n_rows);
+    if (rest > 0)
+        multiply_tiles(&tiles->by_tokens[rest], strip, stride, x, t1 - rest, t1, rest, y, ldy, n_rows);
 }
 
 void ks_matmul_tiled(const ks_tiling *tiling, const ks_matrix *w, const ks_activations *x, float *y,
