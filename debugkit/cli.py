@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -45,6 +46,9 @@ def ends_in_a_sentence(command: Callable[..., ExitCode]) -> Callable[..., None]:
         except BrokenPipeError:  # `debugkit trace ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = ExitCode.OK
+        except OSError as error:
+            complain(f"{error.filename or 'output'}: {error.strerror}.")
+            code = ExitCode.EXPECTATION_FAILED
         sys.exit(int(code))
 
     return run
@@ -121,11 +125,16 @@ def trace(
     style = Style.of(sys.stdout, os.environ)
     renderer = Renderer(style)
     records: list[Record] = []
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a program may print what we cannot
     with ExitStack() as cleanup, termination_as_exit():
         directory = Path(cleanup.enter_context(output_directory()))
         writer = None
         if json_path is not None:
-            writer = Writer(cleanup.enter_context(open_for_writing(json_path)))
+            writer = Writer(cleanup.enter_context(open_for_writing(json_path, "--json")))
+        log = cleanup.enter_context(open_for_writing(mi_log, "--mi-log")) if mi_log else None
+        if keep_output is not None:
+            make_directory(keep_output, "--keep-output")
 
         def emit(record: Record) -> None:
             records.append(record)
@@ -134,7 +143,7 @@ def trace(
             for line in renderer.lines(record):
                 click.echo(line)
 
-        target = LaunchTarget(gdb, resolved, env=os.environ, output=directory, mi_log=mi_log)
+        target = LaunchTarget(gdb, resolved, env=os.environ, output=directory, mi_log=log)
         try:
             with target:
                 options = Options(max_decodes, timeout)
@@ -151,14 +160,22 @@ def trace(
 
 
 @contextmanager
-def open_for_writing(path: Path) -> Iterator[Any]:
-    """A text file to write; a usage error if it cannot be created."""
+def open_for_writing(path: Path, option: str) -> Iterator[TextIO]:
+    """A text file to write; a usage error of the option if it cannot be created."""
     try:
-        stream = path.open("w", encoding="utf-8")
+        stream = path.open("w", encoding="utf-8", errors="replace")
     except OSError as error:
-        raise click.BadParameter(f"{path}: {error.strerror}", param_hint="--json") from None
+        raise click.BadParameter(f"{path}: {error.strerror}", param_hint=option) from None
     with stream:
         yield stream
+
+
+def make_directory(path: Path, option: str) -> None:
+    """A directory that exists; a usage error of the option if it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error.strerror}", param_hint=option) from None
 
 
 def show_output(target: LaunchTarget, style: Style, keep: Path | None) -> None:
@@ -167,7 +184,6 @@ def show_output(target: LaunchTarget, style: Style, keep: Path | None) -> None:
         for line in program_output(path, name, style):
             click.echo(line)
         if keep is not None and path.exists():
-            keep.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, keep / name)
 
 

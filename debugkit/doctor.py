@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +64,6 @@ def permission(gdb: Gdb) -> Check:
 def find_libraries() -> list[Path]:
     """Every libkestrel a trace started here is likely to meet."""
     places = [*Path("build").glob("*/libkestrel/libkestrel.so")]
-    for entry in (Path(path) for path in sys.path):
-        places += entry.glob("pykestrel/**/libkestrel.so")
     spec = importlib.util.find_spec("pykestrel")
     for directory in (spec.submodule_search_locations or []) if spec else []:
         places += Path(directory).glob("**/libkestrel.so")
@@ -75,7 +72,8 @@ def find_libraries() -> list[Path]:
 
 def symbols(gdb: Gdb, library: Path) -> Check:
     """Ask gdb itself, since it also finds debug information that lies in a separate file."""
-    if preflight.read_elf(library) is None:
+    elf = preflight.read_elf(library)
+    if elf is None:
         return Check("FAIL", "library", f"{library} is not an ELF file or does not exist")
     with MIClient(gdb.path, interpreter=gdb.interpreter, env=os.environ) as client:
         client.command(f"-file-exec-and-symbols {quote(str(library))}")
@@ -84,7 +82,7 @@ def symbols(gdb: Gdb, library: Path) -> Check:
         )
     found = answer.get("symbols") or {}
     if found.get("debug"):
-        return Check("ok", "symbols", f"{library} has debug information")
+        return Check("ok", "symbols", f"{library} ({elf.machine}) has debug information")
     if found.get("nondebug"):
         return Check(
             "FAIL",

@@ -23,9 +23,8 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, TextIO
 
 from pygdbmi import gdbmiparser
@@ -229,15 +228,14 @@ class MIClient:
         *,
         interpreter: str = "mi4",
         env: Mapping[str, str],
-        arguments: Sequence[str] = (),
-        mi_log: Path | None = None,
+        mi_log: TextIO | None = None,
     ) -> None:
         self._dispatcher = Dispatcher()
         self._tokens = itertools.count(1)
-        self._log: TextIO | None = mi_log.open("w", encoding="utf-8") if mi_log else None
+        self._log = mi_log
         self._stderr: deque[str] = deque(maxlen=50)
         self.process = subprocess.Popen(
-            [gdb, "--nx", "--quiet", f"--interpreter={interpreter}", *NO_SCRIPTS, *arguments],
+            [gdb, "--nx", "--quiet", f"--interpreter={interpreter}", *NO_SCRIPTS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -276,7 +274,7 @@ class MIClient:
         box = self._dispatcher.expect(token)
         self._note(">", f"{token}{text}")
         try:
-            self._stdin.write(f"{token}{text}\n".encode())
+            self._stdin.write(f"{token}{text}\n".encode("utf-8", "surrogateescape"))
             self._stdin.flush()
             record = box.get(timeout=timeout)
         except queue.Empty:
@@ -382,7 +380,7 @@ class MIClient:
                 self.process.wait(CLOSE_GRACE)
         for reader in self._readers:
             reader.join(1.0)
-        for stream in (self._stdin, self.process.stdout, self.process.stderr, self._log):
+        for stream in (self._stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
                 with contextlib.suppress(OSError, ValueError):
                     stream.close()

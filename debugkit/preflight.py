@@ -231,8 +231,8 @@ def _through_interpreter(
 
 
 def describe(command: Sequence[str]) -> str:
-    """A command line as one would type it."""
-    return shlex.join(command)
+    """A command line as one would type it; bytes that are no UTF-8 cannot be shown."""
+    return shlex.join(command).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 # ---- permissions -------------------------------------------------------------------------------

@@ -241,7 +241,7 @@ class Writer:
     def write(self, record: Record) -> None:
         self._seq += 1
         line = {"seq": self._seq, "type": record.type, **record.to_json()}
-        self._stream.write(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n")
+        self._stream.write(json.dumps(line, separators=(",", ":")) + "\n")
         self._stream.flush()
 
 

@@ -17,6 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TextIO
 
 from debugkit.errors import PreflightError
 from debugkit.mi import Deadline, MIClient, MIError, Stop, StopTimeout, quote
@@ -101,7 +102,7 @@ class LaunchTarget(Target):
         *,
         env: Mapping[str, str],
         output: Path,
-        mi_log: Path | None = None,
+        mi_log: TextIO | None = None,
     ) -> None:
         """`output` is a directory: the program's streams become its files stdout and stderr."""
         self.command = command

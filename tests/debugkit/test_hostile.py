@@ -77,21 +77,29 @@ def test_a_program_that_is_killed_is_not_called_crashed(debugkit, mock) -> None:
     assert "was killed by SIGTERM" in sentence(done)
 
 
-@pytest.mark.parametrize("moment", ["at its start", "while it decodes"])
-def test_a_program_killed_from_outside(debugkit, mock, tmp_path, wait_for, moment) -> None:
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("at its start", signal.SIGKILL),
+        ("while it decodes", signal.SIGKILL),
+        ("while it decodes", signal.SIGTERM),
+        ("while it decodes", signal.SIGINT),  # which gdb uses, too
+    ],
+)
+def test_a_program_killed_from_outside(debugkit, mock, tmp_path, wait_for, moment, number) -> None:
     path = tmp_path / "trace.jsonl"
     mode = ("sleep",) if moment == "at its start" else ("plain", "18", "100000", "0")
     with started(debugkit, "trace", "--json", str(path), "--", mock.run(), *mode) as running:
         pid = program_pid(debugkit, wait_for)
         if moment != "at its start":
             wait_for(lambda: path.exists() and path.read_text().count("decode") > 20, "decodes")
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         _, errors = running.communicate(timeout=120)
     assert running.returncode == 1
-    assert "was killed by SIGKILL" in errors
+    assert f"was killed by {number.name}" in errors
     end = read(path)[-1]
     assert isinstance(end, Exit)
-    assert (end.reason, end.signal) == ("signalled", "SIGKILL")
+    assert (end.reason, end.signal) == ("signalled", number.name)
 
 
 # ---- programs without symbols ------------------------------------------------------------------
@@ -182,6 +190,28 @@ def test_usage_errors_have_their_own_code(debugkit, tmp_path) -> None:
     done = debugkit("trace", "--json", str(tmp_path / "no" / "dir" / "f"), "--", "true")
     assert done.returncode == 2
     assert "No such file or directory" in done.stderr
+    done = debugkit("trace", "--mi-log", str(tmp_path / "no" / "log"), "--", "true")
+    assert done.returncode == 2
+    assert "--mi-log" in done.stderr
+    (tmp_path / "file").touch()
+    done = debugkit("trace", "--keep-output", str(tmp_path / "file" / "d"), "--", "true")
+    assert done.returncode == 2
+    assert "Not a directory" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_said(debugkit, mock) -> None:
+    done = debugkit("trace", "--json", "/dev/full", "--", mock.run())
+    assert done.returncode == 1
+    assert "No space left on device" in sentence(done)
+
+
+def test_text_that_the_terminal_cannot_show_is_replaced(debugkit) -> None:
+    program = r"import sys; sys.stdout.buffer.write(b'gr\xc3\xbc \xff')"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = debugkit("trace", "--", sys.executable, "-c", program, "\udcff", **plain)
+    assert "never loaded libkestrel" in sentence(done)
+    assert "| gr? ?" in done.stdout
 
 
 # ---- gdb ---------------------------------------------------------------------------------------

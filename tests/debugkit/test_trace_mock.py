@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -180,8 +181,6 @@ def test_arguments_arrive_as_they_were_typed(debugkit, tmp_path) -> None:
         "trace", "--keep-output", str(tmp_path), "--", sys.executable, "-c", program, *odd
     )
     assert "never loaded libkestrel" in done.stderr
-    import json
-
     assert json.loads((tmp_path / "stdout").read_text()) == odd
 
 
