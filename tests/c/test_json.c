@@ -305,6 +305,8 @@ static void test_base(void)
     ks_json_document *document;
     CHECK_EQ_INT(ks_json_parse("[x]", 3, "y", 8, &document, &error), KESTREL_FORMAT);
     CHECK_STR_CONTAINS(error.message, "y: byte 9: ");
+    CHECK_EQ_INT(ks_json_parse("{\"a\":1,\"a\":1}", 13, "y", 8, &document, &error), KESTREL_FORMAT);
+    CHECK_STR_CONTAINS(error.message, "y: byte 15: duplicate");
     REQUIRE(ks_json_parse("{\"a\":5}", 7, "y", 8, &document, &error) == KESTREL_OK);
     CHECK_EQ_INT(ks_json_root(document)->offset, 8);
     CHECK_EQ_INT(ks_json_root(document)->first_child->offset, 13);

@@ -244,6 +244,7 @@ static void test_offsets(void)
     REFUSE("{" TENSOR("a", "F32", "[1]", 0, 18446744073709551616) "}", 4, "[0,1",
            "not two byte offsets");
     REFUSE("{" TENSOR("a", "F32", "[1]", 0, 8) "}", 4, "[0,8]", "end at 8, the file has 4");
+    REFUSE("{" TENSOR("a", "U8", "[5]", 0, 5) "}", 4, "[0,5]", "end at 5, the file has 4");
     REFUSE("{" TENSOR("a", "F32", "[1]", 9223372036854775803, 9223372036854775807) "}", 4, "[92",
            "the file has 4");
     REFUSE("{" TENSOR("a", "F32", "[2]", 0, 4) "}", 4, "[0,4]",
