@@ -20,27 +20,30 @@ def interruptible(work: Callable[[], T], cancel: Callable[[], None]) -> T:
         return work()
     results: list[T] = []
     errors: list[BaseException] = []
+    # Not Thread.join: until Python 3.13 a Ctrl-C in it marks the running thread as ended.
+    done = threading.Event()
 
     def target() -> None:
         try:
             results.append(work())
         except BaseException as error:  # handed to the waiting thread below
             errors.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=target, name="kestrel-call", daemon=True)
-    thread.start()
+    threading.Thread(target=target, name="kestrel-call", daemon=True).start()
     try:
-        thread.join()
+        done.wait()
     except BaseException:
-        stop(thread, cancel)
+        stop(done, cancel)
         raise
     if errors:
         raise errors[0]
     return results[0]
 
 
-def stop(thread: threading.Thread, cancel: Callable[[], None]) -> None:
-    """Cancel until the thread has ended: the first cancel may come before its call has begun."""
-    while thread.is_alive():
+def stop(done: threading.Event, cancel: Callable[[], None]) -> None:
+    """Cancel until `done`: the first cancel may come before the call has begun."""
+    while not done.is_set():
         cancel()
-        thread.join(0.02)
+        done.wait(0.02)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
+import weakref
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -130,7 +131,9 @@ class Completion:
     ) -> None:
         self.session = session
         self.stats: Stats | None = None
-        self._tokens: Generator[Token, None, None] | None = None
+        # Weak, so that a loop over a nameless stream drops, and so ends, the iteration when left.
+        self._tokens: weakref.ref[Generator[Token, None, None]] | None = None
+        self._done = threading.Event()
         self._logprobs = logprobs
         self._stop = threading.Event()
         self._queue: queue.Queue[Token | None] = queue.Queue(_QUEUE_LENGTH)
@@ -154,8 +157,9 @@ class Completion:
     def __iter__(self) -> Iterator[Token]:
         if self._tokens is not None:
             raise InvalidArgument("a completion can be run only once")
-        self._tokens = self._run()
-        return self._tokens
+        tokens = self._run()
+        self._tokens = weakref.ref(tokens)
+        return tokens
 
     def collect(self) -> Generated:
         """Run it to its end and return all of it."""
@@ -170,8 +174,9 @@ class Completion:
 
     def close(self) -> None:
         """Stop it and await its end; from the thread that iterates. Nothing to do after its end."""
-        if self._tokens is not None:
-            self._tokens.close()
+        tokens = None if self._tokens is None else self._tokens()
+        if tokens is not None:
+            tokens.close()
 
     def __enter__(self) -> Completion:
         return self
@@ -180,8 +185,7 @@ class Completion:
         self.close()
 
     def _run(self) -> Generator[Token, None, None]:
-        thread = threading.Thread(target=self._work, name="kestrel-completion", daemon=True)
-        thread.start()
+        threading.Thread(target=self._work, name="kestrel-completion", daemon=True).start()
         ended = False
         try:
             while (token := self._queue.get()) is not None:
@@ -190,8 +194,7 @@ class Completion:
         finally:
             if not ended:
                 self._stop.set()
-                stop(thread, self.session.cancel)
-        thread.join()
+                stop(self._done, self.session.cancel)
         if self._error is not None:
             raise self._error
 
@@ -210,6 +213,7 @@ class Completion:
         except BaseException as problem:  # raised by the consumer's thread
             self._error = problem
         finally:
+            self._done.set()
             self._put(None)
 
     def _on_token(self, _user: Any, raw: Any) -> int:

@@ -159,14 +159,15 @@ class Model:
             add_generation_prompt: end with the opening of the assistant's turn.
             variables: for the template, such as enable_thinking=False.
         """
+        tokenizer = self.tokenizer
         rendered = self.template.render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
-            guard=self.tokenizer.guard,
+            guard=tokenizer.guard,
             **variables,
         )
-        return self.tokenizer.encode_rendered(rendered)
+        return tokenizer.encode_rendered(rendered)
 
     # -- sessions --------------------------------------------------------------------------------
 

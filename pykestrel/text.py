@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,8 @@ class TextStream:
         self.text = ""
         self.tokens: list[Token] = []
         self._on_end = on_end
-        self._pieces: Generator[str, None, None] | None = None
+        # Weak, so that a loop over a nameless stream drops, and so ends, the iteration when left.
+        self._pieces: weakref.ref[Generator[str, None, None]] | None = None
         self._decoder = model.tokenizer.stream([int(i) for i in prompt_ids[-8:]])
         self._completion = session.stream(
             prompt_ids,
@@ -59,8 +61,9 @@ class TextStream:
     def __iter__(self) -> Iterator[str]:
         if self._pieces is not None:
             raise InvalidArgument("a text stream can be run only once")
-        self._pieces = self._run()
-        return self._pieces
+        pieces = self._run()
+        self._pieces = weakref.ref(pieces)
+        return pieces
 
     @property
     def stats(self) -> Stats | None:
@@ -84,8 +87,9 @@ class TextStream:
 
     def close(self) -> None:
         """Stop it and await its end; from the thread that iterates."""
-        if self._pieces is not None:
-            self._pieces.close()
+        pieces = None if self._pieces is None else self._pieces()
+        if pieces is not None:
+            pieces.close()
 
     def __enter__(self) -> TextStream:
         return self
