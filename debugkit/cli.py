@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import signal
@@ -125,8 +124,6 @@ def trace(
     style = Style.of(sys.stdout, os.environ)
     renderer = Renderer(style)
     records: list[Record] = []
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a program may print what we cannot
     with ExitStack() as cleanup, termination_as_exit():
         directory = Path(cleanup.enter_context(output_directory()))
         writer = None
