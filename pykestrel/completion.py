@@ -88,8 +88,9 @@ class Stats:
 
     @property
     def decode_rate(self) -> float:
-        """Decoded tokens per second, 0 if none were."""
-        return self.n_decodes / self.decode_seconds if self.decode_seconds > 0 else 0.0
+        """Tokens after the first per second, 0 if there are none."""
+        n_decoded = max(self.n_generated - 1, 0)
+        return n_decoded / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
 
 @dataclass(frozen=True)
