@@ -108,7 +108,7 @@ def main() -> None:
             done, records, text = traced(chosen.prompt, Path(name), chosen.model)
             seconds.append(time.monotonic() - start)
         if done.returncode != 0:
-            sys.exit(f"run {run}: exit code {done.returncode}: {done.stderr}")
+            sys.exit(f"run {run}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
         check(records, answer)
         seen = comparable(records)
         expected = expected or seen

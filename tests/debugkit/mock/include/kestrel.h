@@ -1,5 +1,5 @@
 /*
- * The part of libkestrel's public contract that the tracer meets, for a library that computes nothing.
+ * The part of libkestrel's public contract that the tracer meets, for a library without a model.
  * Names, argument order and struct fields follow libkestrel/include/kestrel.h.
  */
 #ifndef MOCK_KESTREL_H
