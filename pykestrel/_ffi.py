@@ -27,7 +27,7 @@ from enum import IntEnum
 from typing import Any
 
 # KESTREL_ABI_VERSION
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class WeightType(IntEnum):
@@ -59,6 +59,18 @@ class Isa(IntEnum):
     AVX512 = 3
     NEON = 4
     NEON_DOTPROD = 5
+
+
+class Spec(IntEnum):
+    """kestrel_spec: when to speculate."""
+
+    AUTO = 0
+    OFF = 1
+    ON = 2
+
+
+# KESTREL_SPEC_K_MAX
+SPEC_K_MAX = 15
 
 
 class LogLevel(IntEnum):
@@ -229,6 +241,32 @@ class Request(Structure):
         ("logprobs", c_int32),
         ("n_top_logprobs", c_int32),
         ("sampling", Sampling),
+        ("spec", c_int),
+        ("spec_k", c_int32),
+    ]
+
+
+class SpecStats(Structure):
+    """kestrel_spec_stats"""
+
+    _fields_ = [
+        ("n_tries", c_int32),
+        ("n_drafted", c_int32),
+        ("n_hits", c_int32),
+        ("n_rolled_back", c_int32),
+        ("seconds_saved", c_double),
+    ]
+
+
+class SnapshotInfo(Structure):
+    """kestrel_snapshot_info"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("fingerprint", c_uint64),
+        ("file_bytes", c_int64),
+        ("kv_type", c_int),
+        ("n_tokens", c_int32),
     ]
 
 
@@ -243,6 +281,7 @@ class Stats(Structure):
         ("n_prefilled", c_int32),
         ("n_generated", c_int32),
         ("n_decodes", c_int32),
+        ("spec", SpecStats),
         ("prefix", Prefix),
         ("prefill_seconds", c_double),
         ("decode_seconds", c_double),
@@ -265,7 +304,9 @@ STRUCTS: dict[str, type[Structure]] = {
     "token_logprob": TokenLogprob,
     "token": Token,
     "request": Request,
+    "spec_stats": SpecStats,
     "stats": Stats,
+    "snapshot_info": SnapshotInfo,
 }
 
 _ERROR = POINTER(Error)
@@ -344,6 +385,16 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     #                                int32_t first, int32_t n_rows, float *keys, float *values,
     #                                kestrel_error *error);
     "kestrel_kv_read": (c_int, (c_void_p, c_int32, c_int32, c_int32, _FLOATS, _FLOATS, _ERROR)),
+    # kestrel_status kestrel_snapshot_save(kestrel_session *session, const char *path,
+    #                                      kestrel_error *error);
+    "kestrel_snapshot_save": (c_int, (c_void_p, c_char_p, _ERROR)),
+    # kestrel_status kestrel_snapshot_restore(kestrel_session *session, const char *path,
+    #                                         kestrel_error *error);
+    "kestrel_snapshot_restore": (c_int, (c_void_p, c_char_p, _ERROR)),
+    # kestrel_status kestrel_snapshot_peek(const char *path, kestrel_snapshot_info *info,
+    #                                      int32_t *token_ids, int32_t capacity,
+    #                                      kestrel_error *error);
+    "kestrel_snapshot_peek": (c_int, (c_char_p, POINTER(SnapshotInfo), _IDS, c_int32, _ERROR)),
     # kestrel_status kestrel_run_completion(kestrel_session *session,
     #                                       const kestrel_request *request,
     #                                       kestrel_token_fn on_token, void *user,

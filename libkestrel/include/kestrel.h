@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a signature in this file changes. A binding compares it on load. */
-#define KESTREL_ABI_VERSION 1
+#define KESTREL_ABI_VERSION 2
 
 /* ---- errors ----------------------------------------------------------------------------------- */
 
@@ -274,6 +274,35 @@ KESTREL_API kestrel_status kestrel_kv_read(const kestrel_session *session, int32
                                            int32_t first, int32_t n_rows, float *keys,
                                            float *values, kestrel_error *error);
 
+/* ---- snapshots ---------------------------------------------------------------------------------- */
+
+typedef struct kestrel_snapshot_info {
+    size_t struct_size;
+    uint64_t fingerprint; /* kestrel_model_info.fingerprint of the model that made it */
+    int64_t file_bytes;
+    kestrel_kv_type kv_type;
+    int32_t n_tokens;
+} kestrel_snapshot_info;
+
+/* Writes the timeline (ids, KV rows, last logits) to `path`: a temporary file beside it, fsync, rename,
+ * fsync of the directory, so that `path` is the old file or the new one, never a mix. IO if the disk is
+ * full or the path cannot be written; nothing is left behind then. The file is the same on every
+ * machine. INVALID for an empty session. */
+KESTREL_API kestrel_status kestrel_snapshot_save(kestrel_session *session, const char *path,
+                                                 kestrel_error *error);
+
+/* Replaces the timeline by the one in `path`. Every byte is checked first; on failure the session is as
+ * before: FORMAT for a damaged file (bytes named), MISMATCH for another model, weight type, KV type,
+ * version, or more tokens than the context has. */
+KESTREL_API kestrel_status kestrel_snapshot_restore(kestrel_session *session, const char *path,
+                                                    kestrel_error *error);
+
+/* Reads the header and the token ids only. info and token_ids may be NULL; at most `capacity` ids are
+ * copied, info->n_tokens says how many there are. */
+KESTREL_API kestrel_status kestrel_snapshot_peek(const char *path, kestrel_snapshot_info *info,
+                                                 int32_t *token_ids, int32_t capacity,
+                                                 kestrel_error *error);
+
 /* ---- sampling --------------------------------------------------------------------------------- */
 
 typedef struct kestrel_logit_bias {
@@ -317,6 +346,26 @@ typedef enum kestrel_finish {
     KESTREL_FINISH_CANCELLED = 3, /* kestrel_cancel, or the callback asked for it */
 } kestrel_finish;
 
+/* Speculation: draft what followed the last tokens when they occurred before, verify several tokens in
+ * one pass, keep what sampling would have chosen anyway. It changes no id and no log-probability at any
+ * temperature; it changes how many passes an answer takes. */
+typedef enum kestrel_spec {
+    KESTREL_SPEC_AUTO = 0, /* where the measured cost and hit rate say that it gains */
+    KESTREL_SPEC_OFF = 1,
+    KESTREL_SPEC_ON = 2, /* whenever there is a draft */
+} kestrel_spec;
+
+enum { KESTREL_SPEC_K_MAX = 15 };
+
+typedef struct kestrel_spec_stats {
+    int32_t n_tries; /* verify passes */
+    int32_t n_drafted; /* tokens drafted in them */
+    int32_t n_hits; /* drafted tokens that were right */
+    int32_t n_rolled_back; /* KV rows that were computed and taken back */
+    double
+        seconds_saved; /* estimate: decodes not needed minus the extra cost of the verify passes */
+} kestrel_spec_stats;
+
 /* One sampled token. A stop id is reported too, with finish STOP. */
 typedef struct kestrel_token {
     int32_t index; /* 0 for the first generated token */
@@ -342,6 +391,8 @@ typedef struct kestrel_request {
     int32_t logprobs; /* 1: report log-probabilities */
     int32_t n_top_logprobs; /* 0..20 */
     kestrel_sampling sampling;
+    kestrel_spec spec;
+    int32_t spec_k; /* most tokens of a draft, 1..15; 0: 8 */
 } kestrel_request;
 
 typedef struct kestrel_stats {
@@ -352,6 +403,7 @@ typedef struct kestrel_stats {
     int32_t n_prefilled; /* prompt tokens that were computed = n_prompt - n_cached */
     int32_t n_generated; /* sampled tokens, a stop id included */
     int32_t n_decodes; /* kestrel_decode calls: the last sampled token is never fed back */
+    kestrel_spec_stats spec; /* n_generated - 1 = n_decodes + spec.n_tries + spec.n_hits */
     kestrel_prefix prefix; /* where and why the kept prefix ended */
     double prefill_seconds;
     double decode_seconds; /* everything after the prefill, sampling and callbacks included */

@@ -7,12 +7,18 @@
  *
  * The last sampled token (a stop id, or the max_tokens-th) is reported and never decoded, so N + 1
  * sampled tokens cost N decodes.
+ *
+ * With speculation a kestrel_verify of the token and k drafts takes the place of a decode. Its rows are
+ * final as they are (a row does not know its neighbours), so there is no replay: each position is
+ * sampled as always, a draft that equals the sample is an answer token whose row is there already, and
+ * the first that differs ends the run and its rows are truncated. Whatever ends the answer (stop id,
+ * max_tokens, cancel) is seen before the next draft is taken, so nothing after it is ever kept.
  */
 #include <string.h>
 
 #include "internal.h"
 
-enum { MAX_TOP_LOGPROBS = 20 };
+enum { MAX_TOP_LOGPROBS = 20, DEFAULT_SPEC_K = 8 };
 
 typedef struct ks_completion {
     const kestrel_request *request;
@@ -67,10 +73,23 @@ static kestrel_status check_request(const kestrel_session *session, const kestre
         return ks_fail(error, KESTREL_INVALID, "n_top_logprobs %d must be 0..%d", r->n_top_logprobs,
                        MAX_TOP_LOGPROBS);
     }
+    if ((unsigned)r->spec > KESTREL_SPEC_ON || r->spec_k < 0 || r->spec_k > KESTREL_SPEC_K_MAX) {
+        return ks_fail(error, KESTREL_INVALID, "spec %d must be 0..2 and spec_k %d 0..%d",
+                       (int)r->spec, r->spec_k, KESTREL_SPEC_K_MAX);
+    }
     return ks_sampling_check(&r->sampling, n_vocab, error);
 }
 
 /* ---- the loop ----------------------------------------------------------------------------------- */
+
+/* How far the answer is settled. A verify pass runs ahead: rows of drafted tokens lie in the cache past
+ * n_final until sampling has confirmed them or they are rolled back. */
+typedef struct ks_progress {
+    int32_t n_final; /* tokens of the timeline that are certain */
+    int32_t n_drafted; /* drafts of the last verify pass; 0 after a plain decode */
+    int32_t n_right; /* of them, confirmed */
+    const float *logits; /* of the token n_final - 1 */
+} ks_progress;
 
 static bool is_stop_id(const kestrel_request *request, int32_t token_id)
 {
@@ -83,41 +102,43 @@ static bool is_stop_id(const kestrel_request *request, int32_t token_id)
 }
 
 static kestrel_status sample(kestrel_session *session, const kestrel_sampling *sampling,
-                             int32_t *token_id, kestrel_error *error)
+                             const float *logits, int32_t n_tokens, int32_t *token_id,
+                             kestrel_error *error)
 {
-    *token_id = ks_sample(session->sampler, sampling, session->logits, session->token_ids,
-                          session->seq_len, session->seq_len);
+    *token_id =
+        ks_sample(session->sampler, sampling, logits, session->token_ids, n_tokens, n_tokens);
     if (*token_id < 0) {
         return ks_fail(error, KESTREL_INVALID,
                        "no token can be sampled at position %d: every id is "
                        "suppressed, or the logits are not numbers",
-                       session->seq_len);
+                       n_tokens);
     }
     return KESTREL_OK;
 }
 
 /* Why the token just sampled is the last one, if it is. */
 static kestrel_finish finish_after(const kestrel_session *session, const kestrel_request *request,
-                                   int32_t token_id, int32_t n_generated)
+                                   const ks_progress *progress, int32_t token_id,
+                                   int32_t n_generated)
 {
     if (is_stop_id(request, token_id)) {
         return KESTREL_FINISH_STOP;
     }
-    if (n_generated == request->max_tokens || session->seq_len == session->context_length) {
+    if (n_generated == request->max_tokens || progress->n_final == session->context_length) {
         return KESTREL_FINISH_LENGTH;
     }
     return KESTREL_FINISH_NONE;
 }
 
 /* True if the callback wants to stop. */
-static bool report(kestrel_session *session, const ks_completion *c, kestrel_token *token)
+static bool report(kestrel_session *session, const ks_completion *c, const float *logits,
+                   kestrel_token *token)
 {
     kestrel_token_logprob top[MAX_TOP_LOGPROBS];
     if (c->request->logprobs != 0) {
         token->n_top = c->request->n_top_logprobs;
         token->top = top;
-        token->logprob =
-            ks_logprobs(session->sampler, session->logits, token->token_id, token->n_top, top);
+        token->logprob = ks_logprobs(session->sampler, logits, token->token_id, token->n_top, top);
     }
     if (c->on_token == NULL) {
         return false;
@@ -128,39 +149,138 @@ static bool report(kestrel_session *session, const ks_completion *c, kestrel_tok
     return stop;
 }
 
+/* Takes back the rows of drafts that were not confirmed: afterwards the session is what plain decoding
+ * would have left. `cut`: the answer ended here, so the next draft was neither right nor wrong. */
+static void settle(kestrel_session *session, ks_progress *progress, kestrel_spec_stats *stats,
+                   bool cut)
+{
+    if (progress->n_drafted == 0) {
+        return;
+    }
+    int32_t n_wrong = session->seq_len - progress->n_final;
+    ks_spec_settled(&session->spec, progress->n_drafted, progress->n_right, cut);
+    stats->seconds_saved += session->spec.decode_seconds * progress->n_right;
+    stats->n_rolled_back += n_wrong;
+    progress->n_drafted = 0;
+    if (n_wrong > 0) {
+        memcpy(session->logits, progress->logits,
+               (size_t)session->model->config.n_vocab * sizeof(float));
+        kestrel_truncate(session, progress->n_final, NULL);
+        session->has_logits = true;
+    }
+    progress->logits = session->logits;
+}
+
+static kestrel_status decode_one(kestrel_session *session, int32_t token_id, ks_progress *progress,
+                                 kestrel_stats *stats, kestrel_error *error)
+{
+    double start = ks_now();
+    kestrel_status status = kestrel_decode(session, token_id, error);
+    if (status == KESTREL_OK) {
+        ks_spec_decoded(&session->spec, ks_now() - start);
+        stats->n_decodes++;
+        progress->n_final = session->seq_len;
+        progress->logits = session->logits;
+    }
+    return status;
+}
+
+/* The token and k drafts in one pass. */
+static kestrel_status verify_some(kestrel_session *session, int32_t token_id, int32_t k,
+                                  ks_progress *progress, kestrel_stats *stats, kestrel_error *error)
+{
+    int32_t ids[1 + KS_DRAFT_MAX] = {token_id};
+    memcpy(ids + 1, session->spec.draft.ids, (size_t)k * sizeof(int32_t));
+    double start = ks_now();
+    kestrel_status status = kestrel_verify(session, ids, 1 + k, error);
+    if (status == KESTREL_OK) {
+        double seconds = ks_now() - start;
+        ks_spec_verified(&session->spec, k, seconds);
+        stats->spec.n_tries++;
+        stats->spec.n_drafted += k;
+        stats->spec.seconds_saved -= seconds - session->spec.decode_seconds;
+        *progress = (ks_progress){.n_final = progress->n_final + 1,
+                                  .n_drafted = k,
+                                  .logits = kestrel_logits_at(session, 0)};
+    }
+    return status;
+}
+
+/* Drafts that can still become tokens of this answer. */
+static int32_t most_drafts(const kestrel_session *session, const kestrel_request *request,
+                           const ks_progress *progress, int32_t n_generated)
+{
+    int32_t k = request->spec_k > 0 ? request->spec_k : DEFAULT_SPEC_K;
+    int32_t room = session->context_length - progress->n_final - 1;
+    k = k < session->chunk_size - 1 ? k : session->chunk_size - 1;
+    k = k < room ? k : room;
+    if (request->max_tokens > 0 && k > request->max_tokens - n_generated - 1) {
+        k = request->max_tokens - n_generated - 1;
+    }
+    return k;
+}
+
+/* Gets the logits after the sampled token: it was drafted and is computed already, or a pass is due. */
+static kestrel_status advance(kestrel_session *session, const ks_completion *completion,
+                              int32_t token_id, ks_progress *progress, kestrel_error *error)
+{
+    const kestrel_request *request = completion->request;
+    kestrel_stats *stats = completion->stats;
+    if (progress->n_final < session->seq_len && session->token_ids[progress->n_final] == token_id) {
+        progress->n_final++;
+        progress->n_right++;
+        stats->spec.n_hits++;
+        progress->logits = kestrel_logits_at(session, progress->n_right);
+        return KESTREL_OK;
+    }
+    settle(session, progress, &stats->spec, false);
+    session->token_ids[progress->n_final] = token_id; /* past seq_len: for the lookup only */
+    int32_t k = ks_spec_choose(
+        &session->spec, request->spec, session->token_ids, progress->n_final + 1,
+        most_drafts(session, request, progress, stats->n_generated), stats->n_generated);
+    if (k == 0) {
+        return decode_one(session, token_id, progress, stats, error);
+    }
+    kestrel_status status = verify_some(session, token_id, k, progress, stats, error);
+    /* No room for the logits of several tokens is no reason to end an answer. */
+    return status == KESTREL_NO_MEMORY ? decode_one(session, token_id, progress, stats, error)
+                                       : status;
+}
+
 KS_LESSON_FRAME kestrel_status decode_loop(kestrel_session *session,
                                            const ks_completion *completion, kestrel_error *error)
 {
     const kestrel_request *request = completion->request;
     kestrel_stats *stats = completion->stats;
-    for (;;) {
+    ks_progress progress = {.n_final = session->seq_len, .logits = session->logits};
+    kestrel_status status = KESTREL_OK;
+    while (status == KESTREL_OK) {
         int32_t token_id = -1;
-        kestrel_status status = sample(session, &request->sampling, &token_id, error);
+        status = sample(session, &request->sampling, progress.logits, progress.n_final, &token_id,
+                        error);
         if (status != KESTREL_OK) {
-            return status;
+            break;
         }
         if (stats->n_generated++ == 0) {
             stats->first_token_seconds = ks_now() - completion->start;
         }
-        stats->finish = finish_after(session, request, token_id, stats->n_generated);
+        ks_spec_observe(&session->spec, progress.n_final, token_id);
+        stats->finish = finish_after(session, request, &progress, token_id, stats->n_generated);
         kestrel_token token = {.index = stats->n_generated - 1,
-                               .position = session->seq_len,
+                               .position = progress.n_final,
                                .token_id = token_id,
                                .finish = stats->finish};
-        bool stop = report(session, completion, &token);
-        if (stats->finish != KESTREL_FINISH_NONE) {
-            return KESTREL_OK;
-        }
-        if (stop || atomic_load(&session->cancelled)) {
+        bool stop = report(session, completion, progress.logits, &token);
+        if (stats->finish == KESTREL_FINISH_NONE && (stop || atomic_load(&session->cancelled))) {
             stats->finish = KESTREL_FINISH_CANCELLED;
-            return KESTREL_OK;
         }
-        status = kestrel_decode(session, token_id, error);
-        if (status != KESTREL_OK) {
-            return status;
+        if (stats->finish != KESTREL_FINISH_NONE) {
+            break;
         }
-        stats->n_decodes++;
+        status = advance(session, completion, token_id, &progress, error);
     }
+    settle(session, &progress, &stats->spec, true);
+    return status;
 }
 
 /* ---- one request -------------------------------------------------------------------------------- */
@@ -183,6 +303,15 @@ static kestrel_status keep_prefix(kestrel_session *session, const kestrel_reques
                     "[KV-PREFIX] reuse %d-token KV prefix, prefill rest", stats->n_cached);
     }
     return status;
+}
+
+static void log_speculation(const kestrel_session *session, const kestrel_spec_stats *spec)
+{
+    if (spec->n_tries > 0) {
+        ks_log_line(session->model, KESTREL_LOG_INFO,
+                    "[SPEC] tries=%d hits=%d kv_rolls=%d (%d%% draft hit)", spec->n_tries,
+                    spec->n_hits, spec->n_rolled_back, 100 * spec->n_hits / spec->n_drafted);
+    }
 }
 
 KS_LESSON_FRAME kestrel_status run_completion(kestrel_session *session,
@@ -208,8 +337,10 @@ KS_LESSON_FRAME kestrel_status run_completion(kestrel_session *session,
     }
     if (status == KESTREL_OK) {
         start = ks_now();
+        session->spec.n_shadow_right = -1;
         status = decode_loop(session, completion, error);
         stats->decode_seconds = ks_now() - start;
+        log_speculation(session, &stats->spec);
     }
     return status;
 }
@@ -257,7 +388,7 @@ kestrel_status kestrel_sample(const kestrel_session *session, const kestrel_samp
     if (!session->has_logits) {
         status = ks_fail(error, KESTREL_INVALID, "the session has no logits to sample from");
     } else {
-        status = sample(self, sampling, token_id, error);
+        status = sample(self, sampling, session->logits, session->seq_len, token_id, error);
     }
     ks_session_leave(self);
     return status;

@@ -14,10 +14,12 @@
 #include <stdlib.h>
 
 #include "checkpoint.h"
+#include "draft.h"
 #include "kernels/kernels.h"
 #include "kestrel.h"
 #include "pool.h"
 #include "sampler.h"
+#include "spec.h"
 
 /* Functions that lessons set breakpoints on: their frames and arguments survive -O3. */
 #if defined(__clang__)
@@ -129,6 +131,7 @@ typedef enum ks_phase {
     PHASE_DECODE,
     PHASE_VERIFY,
     PHASE_SAMPLE,
+    PHASE_SNAPSHOT,
 } ks_phase;
 
 /* Buffers of one forward pass over up to chunk_size rows. */
@@ -189,6 +192,7 @@ struct kestrel_session {
     int32_t n_verified; /* rows that the last call left there */
     ks_scratch scratch;
     ks_sampler *sampler;
+    ks_spec spec; /* drafts and what they are worth here */
     ks_timing timing; /* of the current call */
     kestrel_trace_fn trace;
     void *trace_user;

@@ -125,7 +125,9 @@ static kestrel_status open_session(kestrel_session *s, const kestrel_session_opt
     s->token_ids = calloc((size_t)s->context_length, sizeof(int32_t));
     s->logits = malloc((size_t)c->n_vocab * sizeof(float));
     s->sampler = ks_sampler_new(s->model->kernels, c->n_vocab);
-    if (s->cache_len == NULL || s->token_ids == NULL || s->logits == NULL || s->sampler == NULL) {
+    int no_index = ks_spec_open(&s->spec, s->context_length);
+    if (s->cache_len == NULL || s->token_ids == NULL || s->logits == NULL || s->sampler == NULL ||
+        no_index != 0) {
         return ks_fail(error, KESTREL_NO_MEMORY, "no memory for a session of %d tokens",
                        s->context_length);
     }
@@ -169,6 +171,7 @@ void kestrel_session_close(kestrel_session *session)
         return;
     }
     ks_kv_cache_close(&session->kv);
+    ks_spec_close(&session->spec);
     ks_unreserve(session->scratch.memory, session->scratch.memory_bytes);
     ks_sampler_free(session->sampler);
     free(session->verify_logits);
@@ -257,6 +260,7 @@ void ks_session_truncate(kestrel_session *session, int32_t n_tokens)
         session->has_logits = false;
     }
     session->n_verified = 0;
+    ks_draft_truncate(&session->spec.index, n_tokens);
     for (int32_t l = 0; l < session->n_layers; l++) {
         session->cache_len[l] = n_tokens;
     }

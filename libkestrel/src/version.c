@@ -37,7 +37,9 @@ size_t kestrel_struct_size(const char *name)
         {"token_logprob", sizeof(kestrel_token_logprob)},
         {"token", sizeof(kestrel_token)},
         {"request", sizeof(kestrel_request)},
+        {"spec_stats", sizeof(kestrel_spec_stats)},
         {"stats", sizeof(kestrel_stats)},
+        {"snapshot_info", sizeof(kestrel_snapshot_info)},
     };
     for (size_t i = 0; i < sizeof structs / sizeof structs[0]; i++) {
         if (name != NULL && strcmp(name, structs[i].name) == 0) {
