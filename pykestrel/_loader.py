@@ -101,4 +101,4 @@ def _search() -> Loaded:
         if os.environ.get(ENVIRONMENT)
         else f"build it with `make`, or set {ENVIRONMENT} to the file"
     )
-    raise LoadError("libkestrel was not found (" + hint + "); tried " + "; ".join(reasons))
+    raise LoadError("there is no usable libkestrel (" + hint + "); tried " + "; ".join(reasons))

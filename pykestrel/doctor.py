@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykestrel import _ffi, _loader
-from pykestrel._errors import KestrelError
+from pykestrel._errors import KestrelError, LoadError
 
 _READ_SECONDS = 0.4
 
@@ -112,6 +112,8 @@ def _model(model_path: Path | None) -> list[Finding]:
     try:
         with Model(path) as model:
             info = model.info
+    except LoadError:
+        return []  # said already
     except KestrelError as error:
         return [Finding("model", str(error), ok=False)]
     return [

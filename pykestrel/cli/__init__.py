@@ -62,8 +62,23 @@ class _Group(click.Group):
             raise click.ClickException(str(error)) from error
 
 
+def _print_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        import pykestrel
+
+        click.echo(f"kestrel, version {pykestrel.__version__}")
+        ctx.exit()
+
+
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="pykestrel", prog_name="kestrel")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
     """Run Qwen3-family language models on this machine's CPU.
 
