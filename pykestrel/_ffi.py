@@ -227,6 +227,10 @@ class Token(Structure):
 TokenFn = CFUNCTYPE(c_int32, c_void_p, POINTER(Token))
 
 
+# int32_t (*kestrel_progress_fn)(void *user, int64_t done_bytes, int64_t total_bytes)
+ProgressFn = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
+
+
 class Request(Structure):
     """kestrel_request"""
 
@@ -332,6 +336,14 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kestrel_model_close": (None, (c_void_p,)),
     # void kestrel_model_get_info(const kestrel_model *model, kestrel_model_info *info);
     "kestrel_model_get_info": (None, (c_void_p, POINTER(ModelInfo))),
+    # kestrel_status kestrel_quantize(const char *source, const char *path,
+    #                                 kestrel_weight_type type, int32_t n_threads,
+    #                                 kestrel_progress_fn progress, void *user,
+    #                                 kestrel_error *error);
+    "kestrel_quantize": (
+        c_int,
+        (c_char_p, c_char_p, c_int, c_int32, ProgressFn, c_void_p, _ERROR),
+    ),
     # const char *kestrel_isa_name(kestrel_isa isa);
     "kestrel_isa_name": (c_char_p, (c_int,)),
     # int32_t kestrel_isa_available(kestrel_isa isa);

@@ -176,6 +176,18 @@ KESTREL_API const char *kestrel_isa_name(kestrel_isa isa);
 /* 1 if this processor and this build can run it. */
 KESTREL_API int32_t kestrel_isa_available(kestrel_isa isa);
 
+/* Called between steps of a long job; return 0 to go on, anything else to stop it (CANCELLED). */
+typedef int32_t (*kestrel_progress_fn)(void *user, int64_t done_bytes, int64_t total_bytes);
+
+/* Writes the tensors of the checkpoint directory `source` as one packed safetensors file at `path`, which
+ * must not exist: matrices as `type` (q4 or q8; the embedding and the output matrix always q8),
+ * everything else as stored. config.json and the tokenizer files are for the caller to copy. Needs
+ * little memory beside the mapped source. On failure nothing is left at `path`. */
+KESTREL_API kestrel_status kestrel_quantize(const char *source, const char *path,
+                                            kestrel_weight_type type, int32_t n_threads,
+                                            kestrel_progress_fn progress, void *user,
+                                            kestrel_error *error);
+
 /* ---- session ---------------------------------------------------------------------------------- */
 
 typedef struct kestrel_session kestrel_session;

@@ -100,6 +100,9 @@ void ks_log_line(const kestrel_model *model, kestrel_log_level level, const char
 /* Binds every tensor of the open checkpoint and packs what weight_type asks for (weights.c). */
 kestrel_status ks_bind_weights(kestrel_model *model, kestrel_error *error);
 
+/* n values of a tensor, from value `first`, as float32. False if one is a NaN or an infinity. */
+bool ks_tensor_widen(const ks_tensor *tensor, int64_t first, int64_t n, float *out);
+
 /* ---- KV cache (kvcache.c) ----------------------------------------------------------------------- */
 
 typedef struct ks_kv_layer {

@@ -79,11 +79,24 @@ static bool check_shape(ks_binder *b, const ks_tensor *t, int32_t n_dims, const 
     return same;
 }
 
-static void widen(const ks_tensor *t, int64_t first, int64_t n, float *out)
+bool ks_tensor_widen(const ks_tensor *t, int64_t first, int64_t n, float *out)
 {
     ks_matrix row = {.type = stored_type(t->dtype), .n_rows = 1, .n_cols = (int32_t)n};
     row.data = t->data + first * (t->dtype == KS_DTYPE_F32 ? 4 : 2);
     ks_matrix_row(&row, 0, out);
+    for (int64_t i = 0; i < n; i++) {
+        if ((ks_f32_bits(out[i]) & 0x7f800000u) ==
+            0x7f800000u) { /* exponent all ones: inf or NaN */
+            return false;
+        }
+    }
+    return true;
+}
+
+static void fail_not_finite(ks_binder *b, const ks_tensor *t)
+{
+    b->status = ks_fail(b->error, KESTREL_FORMAT, "%s: tensor \"%s\" holds a NaN or an infinity",
+                        t->file, t->name);
 }
 
 /* A norm weight or a bias as float32 [n]. NULL without an error if it is optional and absent. */
@@ -111,10 +124,10 @@ static const float *bind_vector(ks_binder *b, const char *name, int32_t n, bool 
         return NULL;
     }
     float *out = ks_arena_take(&b->arena, (size_t)n * sizeof(float));
-    if (out != NULL) {
-        widen(t, 0, n, out);
-    } else {
+    if (out == NULL) {
         b->model->n_parameters += n;
+    } else if (!ks_tensor_widen(t, 0, n, out)) {
+        fail_not_finite(b, t);
     }
     return out;
 }
@@ -142,13 +155,9 @@ static void convert_rows(void *arg, int32_t chunk, int32_t thread)
     int32_t n = job->n_rows - first < ROWS_PER_CHUNK ? job->n_rows - first : ROWS_PER_CHUNK;
     int64_t n_values = (int64_t)n * job->n_cols;
     int64_t at = (int64_t)first * job->n_cols;
-    widen(job->tensor, at, n_values, rows);
-    for (int64_t i = 0; i < n_values; i++) {
-        if ((ks_f32_bits(rows[i]) & 0x7f800000u) ==
-            0x7f800000u) { /* all exponent bits: inf or NaN */
-            atomic_store(&job->not_finite, true);
-            return;
-        }
+    if (!ks_tensor_widen(job->tensor, at, n_values, rows)) {
+        atomic_store(&job->not_finite, true);
+        return;
     }
     switch (job->type) {
     case KESTREL_WEIGHT_Q8:
@@ -230,8 +239,7 @@ static void convert_matrix(ks_binder *b, const ks_tensor *t, ks_matrix *m)
     ks_pool_run(b->model->pool, b->model->n_threads_prefill, convert_rows, &job,
                 (m->n_rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK);
     if (atomic_load(&job.not_finite)) {
-        b->status = ks_fail(b->error, KESTREL_FORMAT,
-                            "%s: tensor \"%s\" holds a NaN or an infinity", t->file, t->name);
+        fail_not_finite(b, t);
     }
 }
 
@@ -369,11 +377,12 @@ static void bind_everything(ks_binder *b)
     }
 }
 
-/* Buffers that some exporters leave in a file and that carry no weight. */
+/* Tables that some exporters leave in a file, and the gaps of a packed one: they carry no weight. */
 static bool harmless_leftover(const char *name)
 {
     const char *dot = strrchr(name, '.');
-    return dot != NULL && strcmp(dot, ".inv_freq") == 0;
+    bool table = dot != NULL && strcmp(dot, ".inv_freq") == 0;
+    return table || strncmp(name, "kestrel.pad.", strlen("kestrel.pad.")) == 0;
 }
 
 static void refuse_leftovers(ks_binder *b)

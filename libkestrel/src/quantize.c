@@ -1,0 +1,381 @@
+/*
+ * quantize.c - writes a packed copy of a checkpoint's tensors, one after another.
+ *
+ * The result is again a safetensors file. A matrix NAME becomes NAME.q4 or NAME.q8 (weights.c reads
+ * them where they lie): dtype U8, shape [row blocks][groups][block bytes]. Everything else is copied.
+ * Every tensor starts on a multiple of 64 bytes, counted from the start of the file; since the format
+ * allows no holes, the gaps are tensors of their own, kestrel.pad.N.
+ *
+ * Memory: one strip of rows per thread and one output buffer. Pages of the source are given back as
+ * soon as a tensor is done.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+#include "topology.h"
+
+enum { ALIGN = 64, BUFFER_BYTES = 8 << 20, MAX_NAME = 256 };
+
+/* One tensor of the output. */
+typedef struct ks_item {
+    const ks_tensor *source; /* NULL: padding */
+    kestrel_weight_type type; /* AUTO: copied as it is */
+    char name[MAX_NAME];
+    int64_t shape[3];
+    int32_t n_dims;
+    size_t n_bytes;
+} ks_item;
+
+typedef struct ks_quantizer {
+    ks_checkpoint *checkpoint;
+    ks_pool *pool;
+    int32_t n_threads;
+    ks_item *items; /* [n_items] */
+    int32_t n_items;
+    char *header; /* the JSON, padded with spaces */
+    size_t header_bytes;
+    uint8_t *buffer; /* [BUFFER_BYTES] */
+    int fd;
+    int64_t done_bytes;
+    int64_t total_bytes;
+    kestrel_progress_fn progress;
+    void *user;
+    const char *path;
+    kestrel_error *error;
+} ks_quantizer;
+
+/* ---- the plan ----------------------------------------------------------------------------------- */
+
+static bool ends_with(const char *name, const char *suffix)
+{
+    size_t n = strlen(name);
+    size_t m = strlen(suffix);
+    return n >= m && strcmp(name + n - m, suffix) == 0;
+}
+
+/* Layer matrices take the asked type. The embedding and the output matrix stay q8 in a q4 checkpoint:
+ * they choose between tokens, and only single rows of the embedding are read. */
+static kestrel_weight_type type_for(const char *name, kestrel_weight_type asked)
+{
+    if (ends_with(name, "embed_tokens.weight") || strcmp(name, "lm_head.weight") == 0) {
+        return KESTREL_WEIGHT_Q8;
+    }
+    return ends_with(name, "_proj.weight") ? asked : KESTREL_WEIGHT_AUTO;
+}
+
+static kestrel_status plan_tensor(ks_quantizer *q, const ks_tensor *t, kestrel_weight_type asked,
+                                  ks_item *item)
+{
+    *item = (ks_item){
+        .source = t, .type = type_for(t->name, asked), .n_dims = t->n_dims, .n_bytes = t->n_bytes};
+    if (t->dtype == KS_DTYPE_U8) {
+        return ks_fail(q->error, KESTREL_UNSUPPORTED, "%s: tensor \"%s\" is packed already",
+                       t->file, t->name);
+    }
+    if (strlen(t->name) + 4 > MAX_NAME || t->n_dims > 3) {
+        return ks_fail(q->error, KESTREL_UNSUPPORTED,
+                       "%s: tensor \"%.200s\" has a longer name or more "
+                       "dimensions than a decoder's",
+                       t->file, t->name);
+    }
+    memcpy(item->shape, t->shape, sizeof item->shape);
+    snprintf(item->name, sizeof item->name, "%s", t->name);
+    if (item->type == KESTREL_WEIGHT_AUTO) {
+        return KESTREL_OK;
+    }
+    if (t->n_dims != 2 || t->shape[1] % KS_GROUP != 0 || t->shape[0] > INT32_MAX) {
+        return ks_fail(q->error, KESTREL_UNSUPPORTED,
+                       "%s: tensor \"%s\" cannot be packed: a matrix with "
+                       "a multiple of 32 columns is needed",
+                       t->file, t->name);
+    }
+    bool q4 = item->type == KESTREL_WEIGHT_Q4;
+    strcat(item->name, q4 ? ".q4" : ".q8");
+    item->n_dims = 3;
+    item->shape[0] = (t->shape[0] + KS_ROW_BLOCK - 1) / KS_ROW_BLOCK;
+    item->shape[1] = t->shape[1] / KS_GROUP;
+    item->shape[2] = q4 ? KS_Q4_BLOCK_BYTES : KS_Q8_BLOCK_BYTES;
+    item->n_bytes = ks_matrix_bytes(item->type, (int32_t)t->shape[0], (int32_t)t->shape[1]);
+    return KESTREL_OK;
+}
+
+static void plan_padding(ks_quantizer *q, size_t n_bytes)
+{
+    ks_item *item = &q->items[q->n_items];
+    *item = (ks_item){.n_dims = 1, .shape = {(int64_t)n_bytes}, .n_bytes = n_bytes};
+    snprintf(item->name, sizeof item->name, "kestrel.pad.%d", q->n_items);
+    q->n_items++;
+}
+
+static kestrel_status plan(ks_quantizer *q, kestrel_weight_type asked)
+{
+    int32_t n_tensors = ks_checkpoint_n_tensors(q->checkpoint);
+    q->items = calloc((size_t)n_tensors * 2 + 1, sizeof *q->items);
+    if (q->items == NULL) {
+        return ks_fail(q->error, KESTREL_NO_MEMORY, "no memory to plan %d tensors", n_tensors);
+    }
+    for (int32_t i = 0; i < n_tensors; i++) {
+        ks_item *item = &q->items[q->n_items];
+        kestrel_status status = plan_tensor(q, ks_checkpoint_tensor(q->checkpoint, i), asked, item);
+        if (status != KESTREL_OK) {
+            return status;
+        }
+        q->n_items++;
+        q->total_bytes += (int64_t)item->n_bytes;
+        if (item->n_bytes % ALIGN != 0) {
+            plan_padding(q, ALIGN - item->n_bytes % ALIGN);
+        }
+    }
+    return KESTREL_OK;
+}
+
+static const char *dtype_name(const ks_item *item)
+{
+    static const char *const names[] = {"F32", "BF16", "F16", "U8"};
+    bool packed = item->source == NULL || item->type != KESTREL_WEIGHT_AUTO;
+    return names[packed ? KS_DTYPE_U8 : item->source->dtype];
+}
+
+static void write_header(const ks_quantizer *q, FILE *out)
+{
+    fprintf(out, "{\"__metadata__\":{\"format\":\"pt\",\"kestrel.packed\":\"1\"}");
+    size_t at = 0;
+    for (int32_t i = 0; i < q->n_items; i++) {
+        const ks_item *item = &q->items[i];
+        fprintf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", item->name, dtype_name(item));
+        for (int32_t d = 0; d < item->n_dims; d++) {
+            fprintf(out, "%s%lld", d > 0 ? "," : "", (long long)item->shape[d]);
+        }
+        fprintf(out, "],\"data_offsets\":[%zu,%zu]}", at, at + item->n_bytes);
+        at += item->n_bytes;
+    }
+    fputc('}', out);
+}
+
+/* Length word, JSON, and spaces up to a multiple of 64. */
+static kestrel_status make_header(ks_quantizer *q)
+{
+    char *json = NULL;
+    size_t n_json = 0;
+    FILE *out = open_memstream(&json, &n_json);
+    if (out != NULL) {
+        write_header(q, out);
+        fclose(out);
+    }
+    q->header_bytes = (8 + n_json + ALIGN - 1) / ALIGN * ALIGN;
+    q->header = out == NULL || json == NULL ? NULL : malloc(q->header_bytes);
+    if (q->header == NULL) {
+        free(json);
+        return ks_fail(q->error, KESTREL_NO_MEMORY, "no memory for the header of %s", q->path);
+    }
+    uint64_t length = q->header_bytes - 8;
+    memset(q->header, ' ', q->header_bytes);
+    memcpy(q->header, &length, 8);
+    memcpy(q->header + 8, json, n_json);
+    free(json);
+    return KESTREL_OK;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------ */
+
+static kestrel_status write_bytes(ks_quantizer *q, const void *data, size_t n_bytes)
+{
+    const uint8_t *bytes = data;
+    while (n_bytes > 0) {
+        ssize_t n = write(q->fd, bytes, n_bytes);
+        if (n <= 0 && errno != EINTR) {
+            return ks_fail(q->error, KESTREL_IO, "%s: could not be written: %s", q->path,
+                           strerror(n == 0 ? ENOSPC : errno));
+        }
+        if (n > 0) {
+            bytes += n;
+            n_bytes -= (size_t)n;
+        }
+    }
+    return KESTREL_OK;
+}
+
+static kestrel_status advance(ks_quantizer *q, size_t n_bytes)
+{
+    q->done_bytes += (int64_t)n_bytes;
+    if (q->progress != NULL && q->progress(q->user, q->done_bytes, q->total_bytes) != 0) {
+        return ks_fail(q->error, KESTREL_CANCELLED, "%s: stopped after %lld of %lld bytes", q->path,
+                       (long long)q->done_bytes, (long long)q->total_bytes);
+    }
+    return KESTREL_OK;
+}
+
+typedef struct ks_strip_job {
+    const ks_quantizer *quantizer;
+    const ks_item *item;
+    int32_t first_block;
+    size_t block_bytes; /* of a block of 8 rows */
+    atomic_bool not_finite;
+} ks_strip_job;
+
+static void pack_block(void *arg, int32_t chunk, int32_t thread)
+{
+    ks_strip_job *job = arg;
+    const ks_tensor *t = job->item->source;
+    float *rows = ks_pool_scratch(job->quantizer->pool, thread);
+    int64_t first = (int64_t)(job->first_block + chunk) * KS_ROW_BLOCK;
+    int64_t n = t->shape[0] - first < KS_ROW_BLOCK ? t->shape[0] - first : KS_ROW_BLOCK;
+    if (!ks_tensor_widen(t, first * t->shape[1], n * t->shape[1], rows)) {
+        atomic_store(&job->not_finite, true);
+        return;
+    }
+    ks_pack_row_block(job->item->type, rows, (int32_t)n, (int32_t)t->shape[1],
+                      job->quantizer->buffer + (size_t)chunk * job->block_bytes);
+}
+
+static kestrel_status write_packed(ks_quantizer *q, const ks_item *item)
+{
+    ks_strip_job job = {.quantizer = q, .item = item};
+    int32_t n_blocks = (int32_t)item->shape[0];
+    job.block_bytes = item->n_bytes / (size_t)n_blocks;
+    int32_t per_strip = (int32_t)(BUFFER_BYTES / job.block_bytes);
+    kestrel_status status = KESTREL_OK;
+    for (int32_t done = 0; status == KESTREL_OK && done < n_blocks;) {
+        int32_t n = n_blocks - done < per_strip ? n_blocks - done : per_strip;
+        job.first_block = done;
+        ks_pool_run(q->pool, q->n_threads, pack_block, &job, n);
+        if (atomic_load(&job.not_finite)) {
+            return ks_fail(q->error, KESTREL_FORMAT, "%s: tensor \"%s\" holds a NaN or an infinity",
+                           item->source->file, item->source->name);
+        }
+        status = write_bytes(q, q->buffer, (size_t)n * job.block_bytes);
+        if (status == KESTREL_OK) {
+            status = advance(q, (size_t)n * job.block_bytes);
+        }
+        done += n;
+    }
+    return status;
+}
+
+/* The source's pages of a finished tensor: they can be read again, they need not stay. */
+static void give_back(const ks_tensor *t)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = (uintptr_t)t->data / page * page;
+    madvise((void *)begin, (uintptr_t)t->data + t->n_bytes - begin, MADV_DONTNEED);
+}
+
+static kestrel_status write_item(ks_quantizer *q, const ks_item *item)
+{
+    static const uint8_t zeros[ALIGN];
+    if (item->source == NULL) {
+        return write_bytes(q, zeros, item->n_bytes);
+    }
+    kestrel_status status;
+    if (item->type != KESTREL_WEIGHT_AUTO) {
+        status = write_packed(q, item);
+    } else {
+        status = write_bytes(q, item->source->data, item->n_bytes);
+        if (status == KESTREL_OK) {
+            status = advance(q, item->n_bytes);
+        }
+    }
+    give_back(item->source);
+    return status;
+}
+
+static kestrel_status write_file(ks_quantizer *q)
+{
+    kestrel_status status = write_bytes(q, q->header, q->header_bytes);
+    for (int32_t i = 0; status == KESTREL_OK && i < q->n_items; i++) {
+        status = write_item(q, &q->items[i]);
+    }
+    if (status == KESTREL_OK && fsync(q->fd) != 0) {
+        status =
+            ks_fail(q->error, KESTREL_IO, "%s: could not be synced: %s", q->path, strerror(errno));
+    }
+    return status;
+}
+
+/* ---- the call ----------------------------------------------------------------------------------- */
+
+static kestrel_status start_pool(ks_quantizer *q)
+{
+    size_t widest = 0;
+    for (int32_t i = 0; i < q->n_items; i++) {
+        if (q->items[i].type != KESTREL_WEIGHT_AUTO &&
+            (size_t)q->items[i].source->shape[1] > widest) {
+            widest = (size_t)q->items[i].source->shape[1];
+        }
+    }
+    q->buffer = malloc(BUFFER_BYTES);
+    q->pool = ks_pool_new(q->n_threads, widest * KS_ROW_BLOCK * sizeof(float) + ALIGN);
+    if (q->buffer == NULL || q->pool == NULL) {
+        return ks_fail(q->error, KESTREL_NO_MEMORY, "no memory to pack rows of %zu values", widest);
+    }
+    if (widest * KS_ROW_BLOCK * 2 > BUFFER_BYTES) {
+        return ks_fail(q->error, KESTREL_UNSUPPORTED, "rows of %zu values are too long", widest);
+    }
+    return KESTREL_OK;
+}
+
+static kestrel_status create_and_write(ks_quantizer *q)
+{
+    q->fd = open(q->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (q->fd < 0) {
+        return ks_fail(q->error, KESTREL_IO, "%s: could not be created: %s", q->path,
+                       strerror(errno));
+    }
+    kestrel_status status = write_file(q);
+    if (close(q->fd) != 0 && status == KESTREL_OK) {
+        status =
+            ks_fail(q->error, KESTREL_IO, "%s: could not be closed: %s", q->path, strerror(errno));
+    }
+    if (status != KESTREL_OK) {
+        unlink(q->path);
+    }
+    return status;
+}
+
+kestrel_status kestrel_quantize(const char *source, const char *path, kestrel_weight_type type,
+                                int32_t n_threads, kestrel_progress_fn progress, void *user,
+                                kestrel_error *error)
+{
+    if (source == NULL || path == NULL ||
+        (type != KESTREL_WEIGHT_Q4 && type != KESTREL_WEIGHT_Q8) || n_threads < 0 ||
+        n_threads > KS_MAX_THREADS) {
+        return ks_fail(error, KESTREL_INVALID,
+                       "kestrel_quantize needs a source, a path, q4 or q8 (not "
+                       "%d) and 0..%d threads (not %d)",
+                       (int)type, KS_MAX_THREADS, n_threads);
+    }
+    ks_config config; /* a checkpoint that could not be opened is not worth packing */
+    kestrel_status status = ks_config_read(source, &config, error);
+    ks_quantizer q = {.n_threads = n_threads > 0 ? n_threads : ks_topology_default_threads(),
+                      .progress = progress,
+                      .user = user,
+                      .path = path,
+                      .error = error};
+    if (status == KESTREL_OK) {
+        status = ks_checkpoint_open(source, &q.checkpoint, error);
+    }
+    if (status == KESTREL_OK) {
+        status = plan(&q, type);
+    }
+    if (status == KESTREL_OK) {
+        status = make_header(&q);
+    }
+    if (status == KESTREL_OK) {
+        status = start_pool(&q);
+    }
+    if (status == KESTREL_OK) {
+        status = create_and_write(&q);
+    }
+    ks_pool_free(q.pool);
+    free(q.buffer);
+    free(q.header);
+    free(q.items);
+    ks_checkpoint_close(q.checkpoint);
+    return status;
+}
