@@ -76,8 +76,8 @@ static void quantize_chunk(void *arg, int32_t chunk, int32_t thread)
     product *p = arg;
     (void)thread;
     size_t n = (size_t)p->x.n_cols, t = (size_t)chunk;
-    p->kernels->quantize_row(p->x.x + t * n, p->x.n_cols, p->x.q + t * n, p->x.d + t * (n / KS_GROUP),
-                             p->x.s + t * (n / KS_GROUP));
+    p->kernels->quantize_row(p->x.x + t * n, p->x.n_cols, p->x.q + t * n,
+                             p->x.d + t * (n / KS_GROUP), p->x.s + t * (n / KS_GROUP));
 }
 
 static void multiply_chunk(void *arg, int32_t chunk, int32_t thread)
@@ -104,8 +104,7 @@ static void fill_weights(uint8_t *data, size_t n_bytes, kestrel_weight_type type
     for (size_t i = 0; i < n_bytes; i++) {
         state = state * 1664525u + 1013904223u;
         data[i] = (uint8_t)(state >> 24);
-        if (type == KESTREL_WEIGHT_Q8 && data[i] == 128)
-            data[i] = 127;
+        if (type == KESTREL_WEIGHT_Q8 && data[i] == 128) data[i] = 127;
         if (type < KESTREL_WEIGHT_Q8 && (i & 1)) /* small finite floats of any width */
             data[i] = (uint8_t)(data[i] & 0x83) | 0x38;
         if (type >= KESTREL_WEIGHT_Q8 && i % block < 16)
@@ -113,9 +112,11 @@ static void fill_weights(uint8_t *data, size_t n_bytes, kestrel_weight_type type
     }
 }
 
-static void measure(const ks_kernels *kernels, kestrel_weight_type type, const options *o, int32_t n_tokens)
+static void measure(const ks_kernels *kernels, kestrel_weight_type type, const options *o,
+                    int32_t n_tokens)
 {
-    size_t bytes = ks_matrix_bytes(type, o->n_rows, o->n_cols), padded = (bytes + 4095) / 4096 * 4096;
+    size_t bytes = ks_matrix_bytes(type, o->n_rows, o->n_cols),
+           padded = (bytes + 4095) / 4096 * 4096;
     size_t n_copies = n_tokens <= 8 ? MORE_THAN_CACHES / padded + 1 : 1;
     size_t n_values = (size_t)n_tokens * (size_t)o->n_cols;
     uint8_t *weights = pages(padded * n_copies);
@@ -148,10 +149,10 @@ static void measure(const ks_kernels *kernels, kestrel_weight_type type, const o
     }
     ks_pool_release(p.pool);
     double best = median(times, n_runs);
-    printf("%-13s %-5s %6d x %-6d n %-4d threads %d %10.1f us %8.1f GMAC/s %7.2f GB/s\n", kernels->name,
-           (const char *[]){"", "f32", "bf16", "f16", "q8", "q4"}[type], o->n_rows, o->n_cols, n_tokens,
-           o->n_threads, best * 1e6, (double)o->n_rows * (double)n_values / best * 1e-9,
-           (double)bytes / best * 1e-9);
+    printf("%-13s %-5s %6d x %-6d n %-4d threads %d %10.1f us %8.1f GMAC/s %7.2f GB/s\n",
+           kernels->name, (const char *[]){"", "f32", "bf16", "f16", "q8", "q4"}[type], o->n_rows,
+           o->n_cols, n_tokens, o->n_threads, best * 1e6,
+           (double)o->n_rows * (double)n_values / best * 1e-9, (double)bytes / best * 1e-9);
     fflush(stdout);
     ks_pool_free(p.pool);
     munmap(weights, padded * n_copies);
@@ -225,9 +226,10 @@ static options read_options(int argc, char **argv)
             exit(c == 'h' ? 0 : 2);
         }
     }
-    if (o.n_cols < KS_GROUP || o.n_cols % KS_GROUP || o.n_rows < 1 || o.n_threads < 1
-        || o.n_threads > KS_MAX_THREADS || o.n_tokens < 0) {
-        fputs("kernels_bench: columns are a multiple of 32, rows, threads and tokens positive\n", stderr);
+    if (o.n_cols < KS_GROUP || o.n_cols % KS_GROUP || o.n_rows < 1 || o.n_threads < 1 ||
+        o.n_threads > KS_MAX_THREADS || o.n_tokens < 0) {
+        fputs("kernels_bench: columns are a multiple of 32, rows, threads and tokens positive\n",
+              stderr);
         exit(2);
     }
     return o;
@@ -236,18 +238,18 @@ static options read_options(int argc, char **argv)
 int main(int argc, char **argv)
 {
     static const int32_t batches[] = {1, 8, 128, 512};
-    static const kestrel_weight_type types[] = {KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_Q8, KESTREL_WEIGHT_BF16};
+    static const kestrel_weight_type types[] = {KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_Q8,
+                                                KESTREL_WEIGHT_BF16};
     static const char *const type_names[] = {"q4", "q8", "bf16"};
     options o = read_options(argc, argv);
     measure_read(o.seconds);
     for (int isa = KESTREL_ISA_AVX2; isa <= KESTREL_ISA_NEON_DOTPROD; isa++) {
         const ks_kernels *kernels = ks_kernels_for((kestrel_isa)isa);
-        if (kernels == NULL || (o.isa != NULL && strcmp(o.isa, kernels->name) != 0))
-            continue;
+        if (kernels == NULL || (o.isa != NULL && strcmp(o.isa, kernels->name) != 0)) continue;
         for (size_t k = 0; k < sizeof types / sizeof types[0]; k++)
             for (size_t b = 0; b < sizeof batches / sizeof batches[0]; b++)
-                if ((o.type == NULL || strcmp(o.type, type_names[k]) == 0)
-                    && (o.n_tokens == 0 || b == 0))
+                if ((o.type == NULL || strcmp(o.type, type_names[k]) == 0) &&
+                    (o.n_tokens == 0 || b == 0))
                     measure(kernels, types[k], &o, o.n_tokens ? o.n_tokens : batches[b]);
     }
     return 0;

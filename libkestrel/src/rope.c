@@ -63,8 +63,7 @@ static yarn_ramp yarn_ramp_of(const ks_rope_config *config, int head_dim)
     }
     first = first > 0.0 ? first : 0.0;
     last = last < head_dim - 1 ? last : head_dim - 1;
-    if (first == last)
-        last += 0.001; /* a step, but not a division by zero */
+    if (first == last) last += 0.001; /* a step, but not a division by zero */
     yarn_ramp ramp = {(float)first, (float)(last - first)};
     return ramp;
 }
@@ -84,8 +83,7 @@ static float yarn_frequency(const ks_rope_config *config, yarn_ramp ramp, float 
 void ks_rope_inv_freq(const ks_rope_config *config, int head_dim, float *inv_freq, float *factor)
 {
     yarn_ramp ramp = {0.0f, 1.0f};
-    if (config->type == KS_ROPE_YARN)
-        ramp = yarn_ramp_of(config, head_dim);
+    if (config->type == KS_ROPE_YARN) ramp = yarn_ramp_of(config, head_dim);
     for (int j = 0; j < head_dim / 2; j++) {
         float period = rope_period(config->theta, head_dim, j);
         float frequency = 1.0f / period;
@@ -107,7 +105,8 @@ void ks_rope_inv_freq(const ks_rope_config *config, int head_dim, float *inv_fre
     *factor = config->type == KS_ROPE_YARN ? (float)config->attention_factor : 1.0f;
 }
 
-void ks_rope_row(const float *inv_freq, float factor, int head_dim, int32_t position, float *cos_sin)
+void ks_rope_row(const float *inv_freq, float factor, int head_dim, int32_t position,
+                 float *cos_sin)
 {
     int half = head_dim / 2;
     for (int j = 0; j < half; j++) {

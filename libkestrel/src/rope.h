@@ -19,6 +19,7 @@ void ks_rope_inv_freq(const ks_rope_config *config, int head_dim, float *inv_fre
 
 /* The row of one position, as the rope kernel reads it:
  * cos_sin = cos[head_dim / 2], sin[head_dim / 2]. */
-void ks_rope_row(const float *inv_freq, float factor, int head_dim, int32_t position, float *cos_sin);
+void ks_rope_row(const float *inv_freq, float factor, int head_dim, int32_t position,
+                 float *cos_sin);
 
 #endif /* KS_ROPE_H */

@@ -52,8 +52,7 @@ KS_INLINE __m256i first_lanes(int32_t n)
 
 KS_INLINE lanes lanes_load_first(const float *p, int32_t n)
 {
-    if (n == 16)
-        return lanes_load(p);
+    if (n == 16) return lanes_load(p);
     return make_lanes(_mm256_maskload_ps(p, first_lanes(n)),
                       _mm256_maskload_ps(p + 8, first_lanes(n - 8)));
 }
@@ -82,7 +81,8 @@ KS_INLINE lanes lanes_load_bf16(const void *p)
 KS_INLINE lanes lanes_load_f16(const void *p)
 {
     const __m128i *half = p;
-    return make_lanes(_mm256_cvtph_ps(_mm_loadu_si128(half)), _mm256_cvtph_ps(_mm_loadu_si128(half + 1)));
+    return make_lanes(_mm256_cvtph_ps(_mm_loadu_si128(half)),
+                      _mm256_cvtph_ps(_mm_loadu_si128(half + 1)));
 }
 
 KS_INLINE lanes lanes_load_i8(const void *p)
@@ -209,7 +209,8 @@ KS_INLINE int32_t sum_of(const __m256i q[4])
 
 void KERNEL(quantize_row)(const float *x, int32_t n, int8_t *q, float *d, int32_t *s)
 {
-    const __m256i unshuffle = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* undoes the packs' lanes */
+    const __m256i unshuffle =
+        _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* undoes the packs' lanes */
     for (int32_t g = 0; g < n / KS_GROUP; g++, x += KS_GROUP, q += KS_GROUP) {
         __m256 v[4];
         __m256i rounded[4];
@@ -296,8 +297,8 @@ KS_INLINE void add_pairs(__m256i *pairs, __m256i unsigned_weights, __m256i x, in
     KS_KEEP(*pairs);
 }
 
-KS_INLINE void q4_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_token_rows x, float *y,
-                       size_t ldy, int32_t n_rows)
+KS_INLINE void q4_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_token_rows x,
+                       float *y, size_t ldy, int32_t n_rows)
 {
     const __m256i low_nibble = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
     const uint8_t *w[TILE_BLOCKS] = {weights, ks_tile_block(weights, stride, 1, n_rows)};
@@ -332,8 +333,8 @@ KS_INLINE void q4_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_t
             KS_UNROLL
             for (int r = 0; r < TILE_BLOCKS; r++) {
                 __m256i isum = _mm256_add_epi32(_mm256_madd_epi16(pairs[r][t], one), offset);
-                acc.of[r][t] = add_group(load_scales(w[r]), x.d[(size_t)t * x.n_groups], isum,
-                                         acc.of[r][t]);
+                acc.of[r][t] =
+                    add_group(load_scales(w[r]), x.d[(size_t)t * x.n_groups], isum, acc.of[r][t]);
             }
         }
         w[0] += KS_Q4_BLOCK_BYTES;
@@ -402,8 +403,8 @@ KS_INLINE void expanded_tile(int n_tokens, const uint8_t *weights, size_t stride
     store_sums(n_tokens, &acc, y, ldy, n_rows);
 }
 
-KS_INLINE void q8_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_token_rows x, float *y,
-                       size_t ldy, int32_t n_rows)
+KS_INLINE void q8_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_token_rows x,
+                       float *y, size_t ldy, int32_t n_rows)
 {
     const __m256i one = _mm256_set1_epi16(1);
     const uint8_t *w[TILE_BLOCKS] = {weights, ks_tile_block(weights, stride, 1, n_rows)};
@@ -424,7 +425,8 @@ KS_INLINE void q8_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_t
                 __m256i q = broadcast4(x.q + (size_t)t * x.n_cols + 4 * c);
                 KS_UNROLL
                 for (int r = 0; r < TILE_BLOCKS; r++) {
-                    __m256i pairs = _mm256_maddubs_epi16(absolute[r], _mm256_sign_epi8(q, chunk[r]));
+                    __m256i pairs =
+                        _mm256_maddubs_epi16(absolute[r], _mm256_sign_epi8(q, chunk[r]));
                     __m256i products = _mm256_madd_epi16(pairs, one);
                     isum[r][t] = c == 0 ? products : _mm256_add_epi32(isum[r][t], products);
                     KS_KEEP(isum[r][t]);
@@ -436,7 +438,8 @@ KS_INLINE void q8_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_t
             __m256 scales = load_scales(w[r]);
             KS_UNROLL
             for (int t = 0; t < n_tokens; t++)
-                acc.of[r][t] = add_group(scales, x.d[(size_t)t * x.n_groups], isum[r][t], acc.of[r][t]);
+                acc.of[r][t] =
+                    add_group(scales, x.d[(size_t)t * x.n_groups], isum[r][t], acc.of[r][t]);
         }
         w[0] += KS_Q8_BLOCK_BYTES;
         w[1] += KS_Q8_BLOCK_BYTES;
@@ -487,14 +490,14 @@ static const ks_tiling q8_tiling = {
     .packed = TILE_SET(q8_tile),
 };
 
-static void KERNEL(matmul_q4)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
-                      int32_t row1, void *scratch)
+static void KERNEL(matmul_q4)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
+                              int32_t row0, int32_t row1, void *scratch)
 {
     ks_matmul_tiled(&q4_tiling, w, x, y, ldy, row0, row1, scratch);
 }
 
-static void KERNEL(matmul_q8)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
-                      int32_t row1, void *scratch)
+static void KERNEL(matmul_q8)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
+                              int32_t row0, int32_t row1, void *scratch)
 {
     ks_matmul_tiled(&q8_tiling, w, x, y, ldy, row0, row1, scratch);
 }
@@ -502,13 +505,14 @@ static void KERNEL(matmul_q8)(const ks_matrix *w, const ks_activations *x, float
 const ks_kernels ks_kernels_avx2 = {
     .isa = KESTREL_ISA_AVX2,
     .name = "avx2",
-    .matmul = {
-        [KESTREL_WEIGHT_F32] = KERNEL(matmul_f32),
-        [KESTREL_WEIGHT_BF16] = KERNEL(matmul_bf16),
-        [KESTREL_WEIGHT_F16] = KERNEL(matmul_f16),
-        [KESTREL_WEIGHT_Q8] = KERNEL(matmul_q8),
-        [KESTREL_WEIGHT_Q4] = KERNEL(matmul_q4),
-    },
+    .matmul =
+        {
+            [KESTREL_WEIGHT_F32] = KERNEL(matmul_f32),
+            [KESTREL_WEIGHT_BF16] = KERNEL(matmul_bf16),
+            [KESTREL_WEIGHT_F16] = KERNEL(matmul_f16),
+            [KESTREL_WEIGHT_Q8] = KERNEL(matmul_q8),
+            [KESTREL_WEIGHT_Q4] = KERNEL(matmul_q4),
+        },
     KS_ROW_KERNELS(avx2),
 };
 

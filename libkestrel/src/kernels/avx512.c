@@ -190,7 +190,8 @@ enum {
     PACKED_TOKENS = 8, /* with one pair of row blocks */
     EXPANDED_PAIRS = 2,
     EXPANDED_TOKENS = 6,
-    EXPANDED_BYTES = 288, /* of one row block and group; a pair has 576: 8 chunks of 64, 16 scales */
+    EXPANDED_BYTES =
+        288, /* of one row block and group; a pair has 576: 8 chunks of 64, 16 scales */
 };
 
 KS_INLINE __m512i broadcast4(const void *p)
@@ -209,8 +210,8 @@ KS_INLINE __m512i load_pair(const uint8_t *a, const uint8_t *b)
 
 KS_INLINE lanes load_scales(const uint8_t *a, const uint8_t *b)
 {
-    __m256i half = _mm256_set_m128i(_mm_loadu_si128((const __m128i *)b),
-                                    _mm_loadu_si128((const __m128i *)a));
+    __m256i half =
+        _mm256_set_m128i(_mm_loadu_si128((const __m128i *)b), _mm_loadu_si128((const __m128i *)a));
     return _mm512_cvtph_ps(half);
 }
 
@@ -238,8 +239,8 @@ KS_INLINE __m512i start_sum(kestrel_weight_type type, const int32_t *s)
 /* ---- few tokens: weights as packed ------------------------------------------------------------------- */
 
 /* Chunk j of the low nibbles is chunk j of the group, of the high ones chunk 4 + j. */
-KS_INLINE void multiply_packed_q4(int n_tokens, const uint8_t *const w[PAIR_BLOCKS], ks_token_rows x,
-                                  __m512i isum[PACKED_TOKENS])
+KS_INLINE void multiply_packed_q4(int n_tokens, const uint8_t *const w[PAIR_BLOCKS],
+                                  ks_token_rows x, __m512i isum[PACKED_TOKENS])
 {
     const __m512i low_nibble = _mm512_set1_epi8(15);
     KS_UNROLL
@@ -256,8 +257,8 @@ KS_INLINE void multiply_packed_q4(int n_tokens, const uint8_t *const w[PAIR_BLOC
     }
 }
 
-KS_INLINE void multiply_packed_q8(int n_tokens, const uint8_t *const w[PAIR_BLOCKS], ks_token_rows x,
-                                  __m512i isum[PACKED_TOKENS])
+KS_INLINE void multiply_packed_q8(int n_tokens, const uint8_t *const w[PAIR_BLOCKS],
+                                  ks_token_rows x, __m512i isum[PACKED_TOKENS])
 {
     const __m512i offset = _mm512_set1_epi8((char)0x80);
     KS_UNROLL
@@ -271,8 +272,8 @@ KS_INLINE void multiply_packed_q8(int n_tokens, const uint8_t *const w[PAIR_BLOC
     }
 }
 
-KS_INLINE void packed_tile(kestrel_weight_type type, int n_tokens, const uint8_t *weights, size_t stride,
-                           ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
+KS_INLINE void packed_tile(kestrel_weight_type type, int n_tokens, const uint8_t *weights,
+                           size_t stride, ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
 {
     const size_t block_bytes = type == KESTREL_WEIGHT_Q4 ? KS_Q4_BLOCK_BYTES : KS_Q8_BLOCK_BYTES;
     const uint8_t *w[PAIR_BLOCKS] = {weights, ks_tile_block(weights, stride, 1, n_rows)};
@@ -306,7 +307,8 @@ KS_INLINE void packed_tile(kestrel_weight_type type, int n_tokens, const uint8_t
 
 /* ---- many tokens: weights expanded to unsigned bytes --------------------------------------------------- */
 
-KS_INLINE void expand_pair(kestrel_weight_type type, uint8_t *out, const uint8_t *a, const uint8_t *b)
+KS_INLINE void expand_pair(kestrel_weight_type type, uint8_t *out, const uint8_t *a,
+                           const uint8_t *b)
 {
     const __m512i low_nibble = _mm512_set1_epi8(15), offset = _mm512_set1_epi8((char)0x80);
     KS_UNROLL
@@ -324,8 +326,8 @@ KS_INLINE void expand_pair(kestrel_weight_type type, uint8_t *out, const uint8_t
 }
 
 /* Always EXPANDED_PAIRS pairs: in place of a block that does not exist the first is written again. */
-KS_INLINE void expand_strip(kestrel_weight_type type, uint8_t *out, const uint8_t *packed, size_t stride,
-                            int32_t n_blocks, int32_t n_groups)
+KS_INLINE void expand_strip(kestrel_weight_type type, uint8_t *out, const uint8_t *packed,
+                            size_t stride, int32_t n_blocks, int32_t n_groups)
 {
     const size_t block_bytes = type == KESTREL_WEIGHT_Q4 ? KS_Q4_BLOCK_BYTES : KS_Q8_BLOCK_BYTES;
     for (int pair = 0; pair < EXPANDED_PAIRS; pair++) {
@@ -348,8 +350,8 @@ static void expand_q8(uint8_t *out, const uint8_t *packed, size_t stride, int32_
     expand_strip(KESTREL_WEIGHT_Q8, out, packed, stride, n_blocks, n_groups);
 }
 
-KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8_t *weights, size_t stride,
-                             ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
+KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8_t *weights,
+                             size_t stride, ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
 {
     const uint8_t *w[EXPANDED_PAIRS] = {weights, weights + PAIR_BLOCKS * stride};
     lanes acc[EXPANDED_PAIRS][EXPANDED_TOKENS];
@@ -363,7 +365,8 @@ KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8
             isum[0][t] = isum[1][t] = start_sum(type, x.s + (size_t)t * x.n_groups);
         KS_UNROLL
         for (int c = 0; c < 8; c++) {
-            __m512i first = _mm512_load_si512(w[0] + 64 * c), second = _mm512_load_si512(w[1] + 64 * c);
+            __m512i first = _mm512_load_si512(w[0] + 64 * c),
+                    second = _mm512_load_si512(w[1] + 64 * c);
             KS_UNROLL
             for (int t = 0; t < n_tokens; t++) {
                 __m512i chunk = broadcast4(x.q + (size_t)t * x.n_cols + 4 * c);
@@ -417,7 +420,8 @@ SIX_TILES(q8_expanded, expanded_tile, KESTREL_WEIGHT_Q8)
 
 #define PACKED_SET(name)                                                                           \
     {                                                                                              \
-        PACKED_TOKENS, {                                                                           \
+        PACKED_TOKENS,                                                                             \
+        {                                                                                          \
             {NULL, 0}, {name##_1, PAIR_BLOCKS}, {name##_2, PAIR_BLOCKS}, {name##_3, PAIR_BLOCKS},  \
                 {name##_4, PAIR_BLOCKS}, {name##_5, PAIR_BLOCKS}, {name##_6, PAIR_BLOCKS},         \
                 {name##_7, PAIR_BLOCKS}, {name##_8, PAIR_BLOCKS},                                  \
@@ -425,7 +429,8 @@ SIX_TILES(q8_expanded, expanded_tile, KESTREL_WEIGHT_Q8)
     }
 #define EXPANDED_SET(name)                                                                         \
     {                                                                                              \
-        EXPANDED_TOKENS, {                                                                         \
+        EXPANDED_TOKENS,                                                                           \
+        {                                                                                          \
             {NULL, 0}, {name##_1, 4}, {name##_2, 4}, {name##_3, 4}, {name##_4, 4}, {name##_5, 4},  \
                 {name##_6, 4},                                                                     \
         }                                                                                          \
@@ -453,14 +458,14 @@ static const ks_tiling q8_tiling = {
     .expand = expand_q8,
 };
 
-static void KERNEL(matmul_q4)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
-                      int32_t row1, void *scratch)
+static void KERNEL(matmul_q4)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
+                              int32_t row0, int32_t row1, void *scratch)
 {
     ks_matmul_tiled(&q4_tiling, w, x, y, ldy, row0, row1, scratch);
 }
 
-static void KERNEL(matmul_q8)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
-                      int32_t row1, void *scratch)
+static void KERNEL(matmul_q8)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
+                              int32_t row0, int32_t row1, void *scratch)
 {
     ks_matmul_tiled(&q8_tiling, w, x, y, ldy, row0, row1, scratch);
 }
@@ -468,13 +473,14 @@ static void KERNEL(matmul_q8)(const ks_matrix *w, const ks_activations *x, float
 const ks_kernels ks_kernels_avx512 = {
     .isa = KESTREL_ISA_AVX512,
     .name = "avx512",
-    .matmul = {
-        [KESTREL_WEIGHT_F32] = KERNEL(matmul_f32),
-        [KESTREL_WEIGHT_BF16] = KERNEL(matmul_bf16),
-        [KESTREL_WEIGHT_F16] = KERNEL(matmul_f16),
-        [KESTREL_WEIGHT_Q8] = KERNEL(matmul_q8),
-        [KESTREL_WEIGHT_Q4] = KERNEL(matmul_q4),
-    },
+    .matmul =
+        {
+            [KESTREL_WEIGHT_F32] = KERNEL(matmul_f32),
+            [KESTREL_WEIGHT_BF16] = KERNEL(matmul_bf16),
+            [KESTREL_WEIGHT_F16] = KERNEL(matmul_f16),
+            [KESTREL_WEIGHT_Q8] = KERNEL(matmul_q8),
+            [KESTREL_WEIGHT_Q4] = KERNEL(matmul_q4),
+        },
     KS_ROW_KERNELS(avx512),
 };
 

@@ -11,15 +11,13 @@
 
 static const ks_kernels *native_table(kestrel_isa isa)
 {
-    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
-        && __builtin_cpu_supports("f16c");
-    int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f")
-        && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
-        && __builtin_cpu_supports("avx512vnni");
-    if (isa == KESTREL_ISA_AVX512 && has_avx512)
-        return &ks_kernels_avx512;
-    if (isa == KESTREL_ISA_AVX2 && has_avx2)
-        return &ks_kernels_avx2;
+    int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                   __builtin_cpu_supports("f16c");
+    int has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                     __builtin_cpu_supports("avx512vnni");
+    if (isa == KESTREL_ISA_AVX512 && has_avx512) return &ks_kernels_avx512;
+    if (isa == KESTREL_ISA_AVX2 && has_avx2) return &ks_kernels_avx2;
     return NULL;
 }
 
@@ -49,16 +47,16 @@ static const ks_kernels *native_table(kestrel_isa isa)
 const ks_kernels *ks_kernels_for(kestrel_isa isa)
 {
     static const kestrel_isa best_first[] = {
-        KESTREL_ISA_AVX512, KESTREL_ISA_AVX2, KESTREL_ISA_NEON_DOTPROD, KESTREL_ISA_NEON,
+        KESTREL_ISA_AVX512,
+        KESTREL_ISA_AVX2,
+        KESTREL_ISA_NEON_DOTPROD,
+        KESTREL_ISA_NEON,
     };
-    if (isa == KESTREL_ISA_PORTABLE)
-        return &ks_kernels_portable;
-    if (isa != KESTREL_ISA_AUTO)
-        return native_table(isa);
+    if (isa == KESTREL_ISA_PORTABLE) return &ks_kernels_portable;
+    if (isa != KESTREL_ISA_AUTO) return native_table(isa);
     for (size_t i = 0; i < sizeof best_first / sizeof best_first[0]; i++) {
         const ks_kernels *table = native_table(best_first[i]);
-        if (table != NULL)
-            return table;
+        if (table != NULL) return table;
     }
     return &ks_kernels_portable;
 }
@@ -71,9 +69,9 @@ int32_t kestrel_isa_available(kestrel_isa isa)
 const char *kestrel_isa_name(kestrel_isa isa)
 {
     static const char *const names[] = {
-        [KESTREL_ISA_AUTO] = "auto",     [KESTREL_ISA_PORTABLE] = "portable",
-        [KESTREL_ISA_AVX2] = "avx2",     [KESTREL_ISA_AVX512] = "avx512",
-        [KESTREL_ISA_NEON] = "neon",     [KESTREL_ISA_NEON_DOTPROD] = "neon_dotprod",
+        [KESTREL_ISA_AUTO] = "auto", [KESTREL_ISA_PORTABLE] = "portable",
+        [KESTREL_ISA_AVX2] = "avx2", [KESTREL_ISA_AVX512] = "avx512",
+        [KESTREL_ISA_NEON] = "neon", [KESTREL_ISA_NEON_DOTPROD] = "neon_dotprod",
     };
     return (size_t)isa < sizeof names / sizeof names[0] ? names[isa] : "?";
 }

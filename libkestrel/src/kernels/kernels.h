@@ -79,7 +79,7 @@ typedef struct ks_kv_head {
 /* Bytes of per-thread scratch that matmul and attend_span may use, 64-byte aligned. */
 #define KS_MATMUL_SCRATCH_BYTES(n_cols)                                                            \
     (((size_t)(n_cols) + KS_GROUP - 1) / KS_GROUP * 320 * 4 + 64)
-#define KS_ATTEND_SCRATCH_BYTES(head_dim) ((size_t)(head_dim) * KS_KEY_STEP * 4 * 2 + 16384)
+#define KS_ATTEND_SCRATCH_BYTES(head_dim) ((size_t)(head_dim)*KS_KEY_STEP * 4 * 2 + 16384)
 
 /* y[t * ldy + r] = sum over columns of W[r][c] * x[t][c], for rows r in [row0, row1) and every token.
  * row0 is a multiple of 8; row1 too, or n_rows. */
@@ -108,8 +108,8 @@ typedef struct ks_kernels {
      * q [n_rows][head_dim], already scaled by 1/sqrt(head_dim); row r sees the keys
      * [0, n_visible[r]); keys at or past span * 512 + 512 belong to other spans.
      * partials [n_rows][KS_PARTIAL_FLOATS]; a row that sees nothing of the span gets m = -1e30, l = o = 0. */
-    void (*attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_visible, int32_t n_rows,
-                        int32_t span, float *partials, void *scratch);
+    void (*attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_visible,
+                        int32_t n_rows, int32_t span, float *partials, void *scratch);
 
     /* Merges the partial of the next span (ascending) into `into`. */
     void (*attend_merge)(float *into, const float *next, int32_t head_dim);

@@ -10,7 +10,8 @@
  * the rest by +0, which can change nothing but the sign of a zero, and attend_finish removes that.
  */
 
-#define NOTHING_SEEN (-1e30f) /* the running maximum before the first key; also the score of a masked one */
+#define NOTHING_SEEN                                                                               \
+    (-1e30f) /* the running maximum before the first key; also the score of a masked one */
 
 enum { ROWS_PER_TILE = 4 };
 
@@ -30,10 +31,8 @@ KS_INLINE size_t kv_element(kestrel_kv_type type)
 
 KS_INLINE lanes load_kv(kestrel_kv_type type, const uint8_t *data, size_t i)
 {
-    if (type == KESTREL_KV_F32)
-        return lanes_load((const void *)(data + 4 * i));
-    if (type == KESTREL_KV_F16)
-        return lanes_load_f16(data + 2 * i);
+    if (type == KESTREL_KV_F32) return lanes_load((const void *)(data + 4 * i));
+    if (type == KESTREL_KV_F16) return lanes_load_f16(data + 2 * i);
     return lanes_load_i8(data + i);
 }
 
@@ -48,8 +47,8 @@ KS_INLINE lanes load_kv_half(kestrel_kv_type type, const uint8_t *data, size_t i
 /* ---- scores ------------------------------------------------------------------------------------------ */
 
 /* scores[r][key] of n_tiles tiles of 16 keys: one fma chain over the dimensions each. */
-KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const uint8_t *k, size_t first,
-                           int32_t head_dim, const float *q, float *scores)
+KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const uint8_t *k,
+                           size_t first, int32_t head_dim, const float *q, float *scores)
 {
     lanes sum[4][4];
     KS_UNROLL
@@ -62,8 +61,8 @@ KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const 
         lanes keys[4];
         KS_UNROLL
         for (int b = 0; b < n_tiles; b++)
-            keys[b] = load_kv(type, k,
-                              (first + (size_t)b * (size_t)head_dim + (size_t)d) * KS_KEY_TILE);
+            keys[b] =
+                load_kv(type, k, (first + (size_t)b * (size_t)head_dim + (size_t)d) * KS_KEY_TILE);
         KS_UNROLL
         for (int r = 0; r < n_rows; r++) {
             lanes x = lanes_set(q[(size_t)r * (size_t)head_dim + (size_t)d]);
@@ -82,7 +81,6 @@ KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const 
 
 /* ---- online softmax ---------------------------------------------------------------------------------- */
 
-
 /* Turns one row's scores of n_keys keys (a multiple of 16) into weights and moves the running maximum
  * and the lane sums. Returns what the values summed so far are multiplied by. */
 static float softmax_step(const key_step *step, float *weights, int32_t n_keys, int32_t n_visible,
@@ -95,7 +93,8 @@ static float softmax_step(const key_step *step, float *weights, int32_t n_keys, 
     lanes largest = lanes_set(partial[0]);
     if (step->k_scale != NULL)
         for (int32_t j = 0; j < n_keys; j += LANES)
-            lanes_store(weights + j, lanes_mul(lanes_load(weights + j), lanes_load(step->k_scale + j)));
+            lanes_store(weights + j,
+                        lanes_mul(lanes_load(weights + j), lanes_load(step->k_scale + j)));
     for (int32_t j = n_visible; j < n_keys; j++)
         weights[j] = NOTHING_SEEN;
     for (int32_t j = 0; j < n_keys; j += LANES)
@@ -107,8 +106,7 @@ static float softmax_step(const key_step *step, float *weights, int32_t n_keys, 
     for (int32_t j = 0; j < n_keys; j += LANES) {
         lanes e = lanes_exp_or_zero(lanes_sub(lanes_load(weights + j), shift));
         sum = j == 0 ? lanes_fma(sum, lanes_set(correction), e) : lanes_add(sum, e);
-        if (step->v_scale != NULL)
-            e = lanes_mul(e, lanes_load(step->v_scale + j));
+        if (step->v_scale != NULL) e = lanes_mul(e, lanes_load(step->v_scale + j));
         lanes_store(weights + j, e);
     }
     lanes_store(partial + LANES, sum);
@@ -118,8 +116,9 @@ static float softmax_step(const key_step *step, float *weights, int32_t n_keys, 
 /* ---- values ------------------------------------------------------------------------------------------ */
 
 /* o[r][d ..] = o * correction + sum over keys of weight * v, keys ascending. */
-KS_INLINE void add_values(kestrel_kv_type type, int n_rows, int n_vectors, const key_step *step, int32_t d,
-                          int32_t n_keys, const float *weights, const float *correction, float *partials)
+KS_INLINE void add_values(kestrel_kv_type type, int n_rows, int n_vectors, const key_step *step,
+                          int32_t d, int32_t n_keys, const float *weights, const float *correction,
+                          float *partials)
 {
     const size_t head_dim = (size_t)step->head_dim, stride = KS_PARTIAL_FLOATS(step->head_dim);
     float *o = partials + 2 * LANES + d;
@@ -128,15 +127,15 @@ KS_INLINE void add_values(kestrel_kv_type type, int n_rows, int n_vectors, const
     for (int r = 0; r < n_rows; r++) {
         KS_UNROLL
         for (int b = 0; b < n_vectors; b++)
-            sum[r][b] = lanes_mul(lanes_load(o + (size_t)r * stride + b * LANES),
-                                  lanes_set(correction[r]));
+            sum[r][b] =
+                lanes_mul(lanes_load(o + (size_t)r * stride + b * LANES), lanes_set(correction[r]));
     }
     for (int32_t j = 0; j < n_keys; j++) {
         lanes values[4];
         KS_UNROLL
         for (int b = 0; b < n_vectors; b++)
-            values[b] = load_kv(type, step->v,
-                                (size_t)j * head_dim + (size_t)d + (size_t)b * LANES);
+            values[b] =
+                load_kv(type, step->v, (size_t)j * head_dim + (size_t)d + (size_t)b * LANES);
         KS_UNROLL
         for (int r = 0; r < n_rows; r++) {
             lanes x = lanes_set(weights[r * KS_KEY_STEP + j]);
@@ -186,19 +185,19 @@ KS_INLINE void step_rows(kestrel_kv_type type, int n_rows, const key_step *step,
         score_tiles(type, n_rows, n_tiles, step->k, (size_t)tile * (size_t)head_dim, head_dim, q,
                     weights + tile * KS_KEY_TILE);
     for (int r = 0; r < n_rows; r++)
-        correction[r] = softmax_step(step, weights + r * KS_KEY_STEP, key_tiles * KS_KEY_TILE,
-                                     n_visible[r],
-                                     partials + (size_t)r * KS_PARTIAL_FLOATS(head_dim));
+        correction[r] =
+            softmax_step(step, weights + r * KS_KEY_STEP, key_tiles * KS_KEY_TILE, n_visible[r],
+                         partials + (size_t)r * KS_PARTIAL_FLOATS(head_dim));
     int32_t d = 0;
     for (; d + n_vectors * LANES <= head_dim; d += n_vectors * LANES)
         add_values(type, n_rows, n_vectors, step, d, n_keys, weights, correction, partials);
     for (; d + LANES <= head_dim; d += LANES)
         add_values(type, n_rows, 1, step, d, n_keys, weights, correction, partials);
-    if (d < head_dim)
-        add_values_half(type, n_rows, step, n_keys, weights, correction, partials);
+    if (d < head_dim) add_values_half(type, n_rows, step, n_keys, weights, correction, partials);
 }
 
-typedef void (*step_fn)(const key_step *step, const float *q, const int32_t *n_visible, float *partials);
+typedef void (*step_fn)(const key_step *step, const float *q, const int32_t *n_visible,
+                        float *partials);
 
 #define STEP(name, type, n_rows)                                                                   \
     KS_NOINLINE void name(const key_step *step, const float *q, const int32_t *n_visible,          \
@@ -227,8 +226,7 @@ static void widen_elements(kestrel_kv_type type, const uint8_t *data, int32_t n,
     else
         for (; i + LANES <= n; i += LANES)
             lanes_store(out + i, load_kv(KESTREL_KV_Q8, data, (size_t)i));
-    if (i < n)
-        lanes_store_first(out + i, load_kv_half(type, data, (size_t)i), LANES / 2);
+    if (i < n) lanes_store_first(out + i, load_kv_half(type, data, (size_t)i), LANES / 2);
 }
 
 /* Many rows: the step's keys and values are widened once into scratch. */
@@ -263,8 +261,8 @@ static void step_all_rows(kestrel_kv_type type, const key_step *step, const floa
     }
 }
 
-void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_visible, int32_t n_rows,
-                        int32_t span, float *partials, void *scratch)
+void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_visible,
+                         int32_t n_rows, int32_t span, float *partials, void *scratch)
 {
     const int32_t head_dim = kv->head_dim, begin = span * KS_KEY_SPAN;
     const size_t stride = KS_PARTIAL_FLOATS(head_dim), element = kv_element(kv->type);
@@ -277,8 +275,8 @@ void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_
     end = end < begin + KS_KEY_SPAN ? end : begin + KS_KEY_SPAN;
     for (int32_t first = begin; first < end; first += KS_KEY_STEP) {
         size_t offset = (size_t)first * (size_t)head_dim * element;
-        key_step step = {(const uint8_t *)kv->k + offset, (const uint8_t *)kv->v + offset, NULL, NULL,
-                         head_dim};
+        key_step step = {(const uint8_t *)kv->k + offset, (const uint8_t *)kv->v + offset, NULL,
+                         NULL, head_dim};
         kestrel_kv_type type = kv->type;
         if (type == KESTREL_KV_Q8) {
             step.k_scale = kv->k_scale + first;
@@ -298,7 +296,8 @@ void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_
 void KERNEL(attend_merge)(float *into, const float *next, int32_t head_dim)
 {
     float max = next[0] > into[0] ? next[0] : into[0];
-    lanes keep = lanes_set(ks_expf_or_zero(into[0] - max)), take = lanes_set(ks_expf_or_zero(next[0] - max));
+    lanes keep = lanes_set(ks_expf_or_zero(into[0] - max)),
+          take = lanes_set(ks_expf_or_zero(next[0] - max));
     const int32_t n = (int32_t)KS_PARTIAL_FLOATS(head_dim);
     into[0] = max;
     for (int32_t i = LANES; i < n; i += LANES) {

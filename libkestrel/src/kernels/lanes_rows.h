@@ -114,15 +114,14 @@ float KERNEL(exp_sum)(float *y, const float *x, float max, int32_t n)
 /* Elements of a weight row in the checkpoint's type, at any alignment. */
 KS_INLINE lanes load_weights(kestrel_weight_type type, const uint8_t *row, int32_t i)
 {
-    if (type == KESTREL_WEIGHT_BF16)
-        return lanes_load_bf16(row + 2 * (size_t)i);
-    if (type == KESTREL_WEIGHT_F16)
-        return lanes_load_f16(row + 2 * (size_t)i);
+    if (type == KESTREL_WEIGHT_BF16) return lanes_load_bf16(row + 2 * (size_t)i);
+    if (type == KESTREL_WEIGHT_F16) return lanes_load_f16(row + 2 * (size_t)i);
     return lanes_load((const void *)(row + 4 * (size_t)i));
 }
 
 /* The last n < 16 of a row: never reads past it, for it may be the last of the file. */
-KS_INLINE lanes load_last_weights(kestrel_weight_type type, const uint8_t *row, int32_t i, int32_t n)
+KS_INLINE lanes load_last_weights(kestrel_weight_type type, const uint8_t *row, int32_t i,
+                                  int32_t n)
 {
     uint8_t tail[LANES * sizeof(float)] = {0};
     size_t element = type == KESTREL_WEIGHT_F32 ? sizeof(float) : sizeof(uint16_t);
@@ -193,8 +192,8 @@ static void widen_row(const ks_matrix *w, int32_t r, float *out)
                           w->n_cols - whole);
 }
 
-typedef void (*float_tile_fn)(const uint8_t *w, size_t stride, const float *x, int32_t n_cols, float *y,
-                              size_t ldy);
+typedef void (*float_tile_fn)(const uint8_t *w, size_t stride, const float *x, int32_t n_cols,
+                              float *y, size_t ldy);
 
 #define FLOAT_TILE(name, type, n_rows, n_tokens)                                                   \
     KS_NOINLINE void name(const uint8_t *w, size_t stride, const float *x, int32_t n_cols,         \
@@ -211,8 +210,9 @@ FLOAT_TILE(f16_tile_1x1, KESTREL_WEIGHT_F16, 1, 1)
 FLOAT_TILE(f32_tile_many, KESTREL_WEIGHT_F32, FLOAT_TILE_ROWS, FLOAT_TILE_TOKENS)
 
 /* One token: every weight is read once, in its own type. */
-KS_INLINE void float_row_by_row(kestrel_weight_type type, float_tile_fn four_rows, float_tile_fn one_row,
-                                const ks_matrix *w, const float *x, float *y, int32_t row0, int32_t row1)
+KS_INLINE void float_row_by_row(kestrel_weight_type type, float_tile_fn four_rows,
+                                float_tile_fn one_row, const ks_matrix *w, const float *x, float *y,
+                                int32_t row0, int32_t row1)
 {
     const size_t element = type == KESTREL_WEIGHT_F32 ? sizeof(float) : sizeof(uint16_t);
     const size_t stride = (size_t)w->n_cols * element;
@@ -225,8 +225,8 @@ KS_INLINE void float_row_by_row(kestrel_weight_type type, float_tile_fn four_row
 }
 
 /* Four float32 rows against the tokens [t0, t1). */
-static void four_rows_many_tokens(const uint8_t *rows, size_t stride, const ks_activations *x, int32_t t0,
-                                  int32_t t1, float *y, size_t ldy)
+static void four_rows_many_tokens(const uint8_t *rows, size_t stride, const ks_activations *x,
+                                  int32_t t0, int32_t t1, float *y, size_t ldy)
 {
     int32_t t = t0;
     for (; t + FLOAT_TILE_TOKENS <= t1; t += FLOAT_TILE_TOKENS)
@@ -234,8 +234,8 @@ static void four_rows_many_tokens(const uint8_t *rows, size_t stride, const ks_a
             f32_tile_many(rows + (size_t)r * stride, stride, x->x + (size_t)t * (size_t)x->n_cols,
                           x->n_cols, y + (size_t)t * ldy + r, ldy);
     for (; t < t1; t++)
-        f32_tile_4x1(rows, stride, x->x + (size_t)t * (size_t)x->n_cols, x->n_cols, y + (size_t)t * ldy,
-                     ldy);
+        f32_tile_4x1(rows, stride, x->x + (size_t)t * (size_t)x->n_cols, x->n_cols,
+                     y + (size_t)t * ldy, ldy);
 }
 
 /* Several tokens: four rows at a time are widened into scratch and serve a block of tokens that stays
@@ -264,8 +264,8 @@ static void float_many_tokens(const ks_matrix *w, const ks_activations *x, float
     }
 }
 
-void KERNEL(matmul_f32)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
-                       int32_t row1, void *scratch)
+void KERNEL(matmul_f32)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
+                        int32_t row0, int32_t row1, void *scratch)
 {
     if (x->n_tokens == 1)
         float_row_by_row(KESTREL_WEIGHT_F32, f32_tile_4x1, f32_tile_1x1, w, x->x, y, row0, row1);
@@ -273,8 +273,8 @@ void KERNEL(matmul_f32)(const ks_matrix *w, const ks_activations *x, float *y, s
         float_many_tokens(w, x, y, ldy, row0, row1, scratch);
 }
 
-void KERNEL(matmul_bf16)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
-                        int32_t row1, void *scratch)
+void KERNEL(matmul_bf16)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
+                         int32_t row0, int32_t row1, void *scratch)
 {
     if (x->n_tokens == 1)
         float_row_by_row(KESTREL_WEIGHT_BF16, bf16_tile_4x1, bf16_tile_1x1, w, x->x, y, row0, row1);
@@ -282,8 +282,8 @@ void KERNEL(matmul_bf16)(const ks_matrix *w, const ks_activations *x, float *y, 
         float_many_tokens(w, x, y, ldy, row0, row1, scratch);
 }
 
-void KERNEL(matmul_f16)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy, int32_t row0,
-                       int32_t row1, void *scratch)
+void KERNEL(matmul_f16)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
+                        int32_t row0, int32_t row1, void *scratch)
 {
     if (x->n_tokens == 1)
         float_row_by_row(KESTREL_WEIGHT_F16, f16_tile_4x1, f16_tile_1x1, w, x->x, y, row0, row1);

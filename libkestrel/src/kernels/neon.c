@@ -47,8 +47,7 @@ KS_INLINE void lanes_store(float *p, lanes a)
 
 KS_INLINE lanes lanes_load_first(const float *p, int32_t n)
 {
-    if (n == 16)
-        return lanes_load(p);
+    if (n == 16) return lanes_load(p);
     float first[16] = {0};
     memcpy(first, p, (size_t)n * sizeof(float));
     return lanes_load(first);
@@ -146,8 +145,8 @@ KS_INLINE lanes lanes_fms(lanes a, lanes b, lanes c)
 
 KS_INLINE lanes lanes_scale(lanes e, lanes t)
 {
-    return EACH(vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(e.v[i]),
-                                                vshlq_n_s32(vreinterpretq_s32_f32(t.v[i]), 23))));
+    return EACH(vreinterpretq_f32_s32(
+        vaddq_s32(vreinterpretq_s32_f32(e.v[i]), vshlq_n_s32(vreinterpretq_s32_f32(t.v[i]), 23))));
 }
 
 KS_INLINE lanes lanes_zero_below(lanes e, lanes x, float limit)
@@ -241,7 +240,8 @@ KS_INLINE int16x8_t add_products_low(int16x8_t sum, int8x16_t w, int8x16_t x)
 
 /* One row block times one token and group, q4: int16 sums of rows (0, 1), (2, 3), (4, 5), (6, 7), four
  * lanes to a row. */
-KS_INLINE void multiply_q4(int is_first, chunk_pair w, int8x16_t x_low, int8x16_t x_high, int16x8_t sum[4])
+KS_INLINE void multiply_q4(int is_first, chunk_pair w, int8x16_t x_low, int8x16_t x_high,
+                           int16x8_t sum[4])
 {
     KS_UNROLL
     for (int half = 0; half < 2; half++) {
@@ -254,7 +254,8 @@ KS_INLINE void multiply_q4(int is_first, chunk_pair w, int8x16_t x_low, int8x16_
 }
 
 /* The same for q8: chunks j and 4 + j are the two products that fit; int32 sums, two lanes to a row. */
-KS_INLINE void multiply_q8(int is_first, chunk_pair w, int8x16_t x_low, int8x16_t x_high, int32x4_t sum[4])
+KS_INLINE void multiply_q8(int is_first, chunk_pair w, int8x16_t x_low, int8x16_t x_high,
+                           int32x4_t sum[4])
 {
     KS_UNROLL
     for (int half = 0; half < 2; half++) {
@@ -299,8 +300,8 @@ KS_INLINE void multiply_block(tile_kind kind, int n_tokens, const uint8_t *w, ks
     }
 }
 
-KS_INLINE void tile(tile_kind kind, int n_blocks, int n_tokens, const uint8_t *weights, size_t stride,
-                    ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
+KS_INLINE void tile(tile_kind kind, int n_blocks, int n_tokens, const uint8_t *weights,
+                    size_t stride, ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
 {
     const uint8_t *w[MAX_BLOCKS];
     tile_sums acc;
@@ -376,13 +377,14 @@ static void KERNEL(matmul_q8)(const ks_matrix *w, const ks_activations *x, float
 const ks_kernels ks_kernels_neon = {
     .isa = KESTREL_ISA_NEON,
     .name = "neon",
-    .matmul = {
-        [KESTREL_WEIGHT_F32] = KERNEL(matmul_f32),
-        [KESTREL_WEIGHT_BF16] = KERNEL(matmul_bf16),
-        [KESTREL_WEIGHT_F16] = KERNEL(matmul_f16),
-        [KESTREL_WEIGHT_Q8] = KERNEL(matmul_q8),
-        [KESTREL_WEIGHT_Q4] = KERNEL(matmul_q4),
-    },
+    .matmul =
+        {
+            [KESTREL_WEIGHT_F32] = KERNEL(matmul_f32),
+            [KESTREL_WEIGHT_BF16] = KERNEL(matmul_bf16),
+            [KESTREL_WEIGHT_F16] = KERNEL(matmul_f16),
+            [KESTREL_WEIGHT_Q8] = KERNEL(matmul_q8),
+            [KESTREL_WEIGHT_Q4] = KERNEL(matmul_q4),
+        },
     KS_ROW_KERNELS(neon),
 };
 

@@ -26,8 +26,8 @@ KS_INLINE int32x4_t dot_chunk(int32x4_t sum, int8x16_t w, int8x16_t x, int j)
                     : vdotq_laneq_s32(sum, w, x, 3);
 }
 
-KS_INLINE void tile(tile_kind kind, int n_blocks, int n_tokens, const uint8_t *weights, size_t stride,
-                    ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
+KS_INLINE void tile(tile_kind kind, int n_blocks, int n_tokens, const uint8_t *weights,
+                    size_t stride, ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
 {
     const uint8_t *w[MAX_BLOCKS];
     tile_sums acc;
@@ -116,14 +116,14 @@ static const ks_tiling q8_tiling = {
     .packed = TILE_SET(q8_packed),
 };
 
-static void ks_neon_dotprod_matmul_q4(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
-                                      int32_t row0, int32_t row1, void *scratch)
+static void ks_neon_dotprod_matmul_q4(const ks_matrix *w, const ks_activations *x, float *y,
+                                      size_t ldy, int32_t row0, int32_t row1, void *scratch)
 {
     ks_matmul_tiled(&q4_tiling, w, x, y, ldy, row0, row1, scratch);
 }
 
-static void ks_neon_dotprod_matmul_q8(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
-                                      int32_t row0, int32_t row1, void *scratch)
+static void ks_neon_dotprod_matmul_q8(const ks_matrix *w, const ks_activations *x, float *y,
+                                      size_t ldy, int32_t row0, int32_t row1, void *scratch)
 {
     ks_matmul_tiled(&q8_tiling, w, x, y, ldy, row0, row1, scratch);
 }
@@ -131,13 +131,14 @@ static void ks_neon_dotprod_matmul_q8(const ks_matrix *w, const ks_activations *
 const ks_kernels ks_kernels_neon_dotprod = {
     .isa = KESTREL_ISA_NEON_DOTPROD,
     .name = "neon_dotprod",
-    .matmul = {
-        [KESTREL_WEIGHT_F32] = ks_neon_matmul_f32,
-        [KESTREL_WEIGHT_BF16] = ks_neon_matmul_bf16,
-        [KESTREL_WEIGHT_F16] = ks_neon_matmul_f16,
-        [KESTREL_WEIGHT_Q8] = ks_neon_dotprod_matmul_q8,
-        [KESTREL_WEIGHT_Q4] = ks_neon_dotprod_matmul_q4,
-    },
+    .matmul =
+        {
+            [KESTREL_WEIGHT_F32] = ks_neon_matmul_f32,
+            [KESTREL_WEIGHT_BF16] = ks_neon_matmul_bf16,
+            [KESTREL_WEIGHT_F16] = ks_neon_matmul_f16,
+            [KESTREL_WEIGHT_Q8] = ks_neon_dotprod_matmul_q8,
+            [KESTREL_WEIGHT_Q4] = ks_neon_dotprod_matmul_q4,
+        },
     KS_ROW_KERNELS(neon),
 };
 

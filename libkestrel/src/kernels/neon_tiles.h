@@ -10,7 +10,8 @@
 enum {
     MAX_BLOCKS = 4, /* row blocks of a tile */
     MAX_TOKENS = 4,
-    EXPANDED_BYTES = 288, /* per row block and group: 8 chunks x 8 rows x 4 signed bytes, 8 scales */
+    EXPANDED_BYTES =
+        288, /* per row block and group: 8 chunks x 8 rows x 4 signed bytes, 8 scales */
 };
 
 /* How a tile finds its weights. */
@@ -18,7 +19,9 @@ typedef enum tile_kind { PACKED_Q4, PACKED_Q8, EXPANDED_Q4 } tile_kind;
 
 KS_INLINE size_t group_bytes(tile_kind kind)
 {
-    return kind == PACKED_Q4 ? KS_Q4_BLOCK_BYTES : kind == PACKED_Q8 ? KS_Q8_BLOCK_BYTES : EXPANDED_BYTES;
+    return kind == PACKED_Q4   ? KS_Q4_BLOCK_BYTES
+           : kind == PACKED_Q8 ? KS_Q8_BLOCK_BYTES
+                               : EXPANDED_BYTES;
 }
 
 KS_INLINE float32x4_t widen_scales(const uint8_t *p)
@@ -29,8 +32,7 @@ KS_INLINE float32x4_t widen_scales(const uint8_t *p)
 /* The scales of rows 0..3 (half 0) or 4..7 (half 1). */
 KS_INLINE float32x4_t load_scales(tile_kind kind, const uint8_t *w, int half)
 {
-    if (kind == EXPANDED_Q4)
-        return vreinterpretq_f32_u8(vld1q_u8(w + 256 + 16 * half));
+    if (kind == EXPANDED_Q4) return vreinterpretq_f32_u8(vld1q_u8(w + 256 + 16 * half));
     return widen_scales(w + 8 * half);
 }
 
@@ -80,7 +82,8 @@ KS_INLINE int32x4_t start_sum(tile_kind kind, const int32_t *s)
 }
 
 /* acc = fma(scale of the rows * scale of the token, isum, acc). */
-KS_INLINE float32x4_t add_group(float32x4_t acc, float32x4_t row_scales, float token_scale, int32x4_t isum)
+KS_INLINE float32x4_t add_group(float32x4_t acc, float32x4_t row_scales, float token_scale,
+                                int32x4_t isum)
 {
     return vfmaq_f32(acc, vmulq_n_f32(row_scales, token_scale), vcvtq_f32_s32(isum));
 }

@@ -138,7 +138,8 @@ static inline uint16_t ks_f16_from_f32_finite(float value)
 
 /* ---- rounding ---------------------------------------------------------------------------------- */
 
-#define KS_RINT_MAGIC 12582912.0f /* 1.5 * 2^23: adding it leaves an integer in the low mantissa bits */
+#define KS_RINT_MAGIC                                                                              \
+    12582912.0f /* 1.5 * 2^23: adding it leaves an integer in the low mantissa bits */
 
 /* Nearest integer, ties to even; |x| < 2^22. */
 static inline int32_t ks_rint(float x)
@@ -159,7 +160,8 @@ static inline int32_t ks_rint(float x)
 #define KS_EXP_C2 0.04166838899254799f
 #define KS_EXP_C3 0.00836874544620514f
 #define KS_EXP_C4 0.001381453825160861f
-#define KS_EXP_LIMIT 64.0f /* |x| <= 64 stays far from overflow, subnormals and the end of n's range */
+#define KS_EXP_LIMIT                                                                               \
+    64.0f /* |x| <= 64 stays far from overflow, subnormals and the end of n's range */
 
 /* -64 <= x <= 64. */
 static inline float ks_expf(float x)

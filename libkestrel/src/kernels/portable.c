@@ -47,8 +47,8 @@ static float dot(const float *a, const float *b, int32_t n)
 /* ---- matmul, float types ----------------------------------------------------------------------- */
 
 /* A row is widened once into scratch, padded with zeros, and then serves every token. */
-static void ks_portable_matmul_float(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
-                         int32_t row0, int32_t row1, void *scratch)
+static void ks_portable_matmul_float(const ks_matrix *w, const ks_activations *x, float *y,
+                                     size_t ldy, int32_t row0, int32_t row1, void *scratch)
 {
     float *row = scratch;
     int32_t n_padded = (w->n_cols + LANES - 1) / LANES * LANES;
@@ -108,8 +108,8 @@ static int32_t dot_int8(const int8_t *a, const int8_t *b)
 }
 
 /* y[8 rows] of one token: blocks[n_groups] against q, d. */
-static void multiply_row_block(const block *blocks, const int8_t *q, const float *d, int32_t n_groups,
-                               float acc[KS_ROW_BLOCK])
+static void multiply_row_block(const block *blocks, const int8_t *q, const float *d,
+                               int32_t n_groups, float acc[KS_ROW_BLOCK])
 {
     for (int r = 0; r < KS_ROW_BLOCK; r++)
         acc[r] = 0.0f;
@@ -121,16 +121,16 @@ static void multiply_row_block(const block *blocks, const int8_t *q, const float
 }
 
 /* A row block is unpacked once into scratch and then serves every token. */
-static void ks_portable_matmul_quantized(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
-                             int32_t row0, int32_t row1, void *scratch)
+static void ks_portable_matmul_quantized(const ks_matrix *w, const ks_activations *x, float *y,
+                                         size_t ldy, int32_t row0, int32_t row1, void *scratch)
 {
     block *blocks = scratch;
     int32_t n_groups = w->n_cols / KS_GROUP;
     int is_q4 = w->type == KESTREL_WEIGHT_Q4;
     size_t block_bytes = is_q4 ? KS_Q4_BLOCK_BYTES : KS_Q8_BLOCK_BYTES;
     for (int32_t r = row0; r < row1; r += KS_ROW_BLOCK) {
-        const uint8_t *in = (const uint8_t *)w->data
-            + (size_t)(r / KS_ROW_BLOCK) * (size_t)n_groups * block_bytes;
+        const uint8_t *in =
+            (const uint8_t *)w->data + (size_t)(r / KS_ROW_BLOCK) * (size_t)n_groups * block_bytes;
         for (int32_t g = 0; g < n_groups; g++, in += block_bytes)
             (is_q4 ? unpack_q4 : unpack_q8)(&blocks[g], in);
         int32_t n_rows = row1 - r < KS_ROW_BLOCK ? row1 - r : KS_ROW_BLOCK;
@@ -231,10 +231,10 @@ static void attend_step(const ks_kv_head *kv, const float *k, const float *v, co
     for (int32_t tile = 0; tile * KS_KEY_TILE < n_visible; tile++)
         for (int32_t d = 0; d < head_dim; d++)
             for (int i = 0; i < KS_KEY_TILE; i++)
-                weight[tile * KS_KEY_TILE + i] =
-                    ks_fmaf(q[d], k[((size_t)tile * (size_t)head_dim + (size_t)d) * KS_KEY_TILE
-                                    + (size_t)i],
-                            weight[tile * KS_KEY_TILE + i]);
+                weight[tile * KS_KEY_TILE + i] = ks_fmaf(
+                    q[d],
+                    k[((size_t)tile * (size_t)head_dim + (size_t)d) * KS_KEY_TILE + (size_t)i],
+                    weight[tile * KS_KEY_TILE + i]);
     if (kv->type == KESTREL_KV_Q8)
         for (int32_t j = 0; j < n_visible; j++)
             weight[j] *= kv->k_scale[first + j];
@@ -263,8 +263,8 @@ static void attend_step(const ks_kv_head *kv, const float *k, const float *v, co
             o[d] = ks_fmaf(weight[j], v[(size_t)j * (size_t)head_dim + (size_t)d], o[d]);
 }
 
-void ks_portable_attend_span(const ks_kv_head *kv, const float *q, const int32_t *n_visible, int32_t n_rows,
-                        int32_t span, float *partials, void *scratch)
+void ks_portable_attend_span(const ks_kv_head *kv, const float *q, const int32_t *n_visible,
+                             int32_t n_rows, int32_t span, float *partials, void *scratch)
 {
     const int32_t head_dim = kv->head_dim, begin = span * KS_KEY_SPAN;
     const size_t stride = KS_PARTIAL_FLOATS(head_dim);
@@ -310,12 +310,13 @@ void ks_portable_attend_finish(const float *partial, int32_t head_dim, float *ou
 const ks_kernels ks_kernels_portable = {
     .isa = KESTREL_ISA_PORTABLE,
     .name = "portable",
-    .matmul = {
-        [KESTREL_WEIGHT_F32] = ks_portable_matmul_float,
-        [KESTREL_WEIGHT_BF16] = ks_portable_matmul_float,
-        [KESTREL_WEIGHT_F16] = ks_portable_matmul_float,
-        [KESTREL_WEIGHT_Q8] = ks_portable_matmul_quantized,
-        [KESTREL_WEIGHT_Q4] = ks_portable_matmul_quantized,
-    },
+    .matmul =
+        {
+            [KESTREL_WEIGHT_F32] = ks_portable_matmul_float,
+            [KESTREL_WEIGHT_BF16] = ks_portable_matmul_float,
+            [KESTREL_WEIGHT_F16] = ks_portable_matmul_float,
+            [KESTREL_WEIGHT_Q8] = ks_portable_matmul_quantized,
+            [KESTREL_WEIGHT_Q4] = ks_portable_matmul_quantized,
+        },
     KS_ROW_KERNELS(portable),
 };

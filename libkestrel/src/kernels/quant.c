@@ -11,6 +11,8 @@
  * Four bytes of one row stay together because that is what a dot-product instruction sums; eight rows
  * follow each other because lanes are rows.
  */
+#include <math.h>
+
 #include "kernels.h"
 #include "numerics.h"
 
@@ -59,43 +61,69 @@ static void round_group(const float *w, float scale, float min, float max, int8_
     }
 }
 
-static float squared_error(const float *w, const int8_t *q, float scale)
+/* Four floats in a register of whatever processor this is: gcc and clang know how, and elementwise
+ * operations have one result everywhere. (Plain loops over four came out as branches.) */
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef int32_t i32x4 __attribute__((vector_size(16)));
+
+static inline f32x4 load4(const float *p)
 {
-    float lane[8] = {0};
-    for (int first = 0; first < KS_GROUP; first += 8)
-        for (int i = 0; i < 8; i++) {
-            float difference = w[first + i] - (float)q[first + i] * scale;
-            lane[i] += difference * difference;
-        }
-    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+    f32x4 v;
+    memcpy(&v, p, sizeof v);
+    return v;
 }
 
-/* The scale that fits q to w best in the least-squares sense is wq / qq, and the error it leaves is
- * ww - wq^2 / qq. */
+static inline f32x4 splat4(float x)
+{
+    return (f32x4){x, x, x, x};
+}
+
+static inline f32x4 select4(i32x4 mask, f32x4 yes, f32x4 no)
+{
+    return (f32x4)(((i32x4)yes & mask) | ((i32x4)no & ~mask));
+}
+
+static inline float sum4(f32x4 v)
+{
+    return (v[0] + v[2]) + (v[1] + v[3]);
+}
+
+/* v rounded to the nearest integer within the range of q4, as a float. */
+static inline f32x4 round_to_q4(f32x4 v)
+{
+    const f32x4 min = splat4(Q4_MIN), max = splat4(Q4_MAX), magic = splat4(KS_RINT_MAGIC);
+    v = select4(v > min, v, min);
+    v = select4(v < max, v, max);
+    return (v + magic) - magic;
+}
+
+/* Of w, normalised, rounded by multiplying with `inverse`: the sums that the least-squares scale needs.
+ * The scale that fits those integers q to w best is wq / qq, and it removes wq^2 / qq of the squares. */
 typedef struct fit {
     float wq;
     float qq;
 } fit;
 
-/* Rounds w * inverse to the 4-bit range and returns the sums. The loops keep eight sums apart so that
- * they vectorise without reordering anything. */
 static fit fit_q4(const float *w, float inverse)
 {
-    float wq[8] = {0}, qq[8] = {0};
-    for (int first = 0; first < KS_GROUP; first += 8)
-        for (int i = 0; i < 8; i++) {
-            float q = w[first + i] * inverse;
-            q = q > Q4_MIN ? q : Q4_MIN;
-            q = q < Q4_MAX ? q : Q4_MAX;
-            q = (q + KS_RINT_MAGIC) - KS_RINT_MAGIC;
-            wq[i] += w[first + i] * q;
-            qq[i] += q * q;
-        }
-    fit sums = {
-        ((wq[0] + wq[4]) + (wq[2] + wq[6])) + ((wq[1] + wq[5]) + (wq[3] + wq[7])),
-        ((qq[0] + qq[4]) + (qq[2] + qq[6])) + ((qq[1] + qq[5]) + (qq[3] + qq[7])),
-    };
-    return sums;
+    f32x4 wq = splat4(0.0f), qq = splat4(0.0f);
+    for (int i = 0; i < KS_GROUP; i += 4) {
+        f32x4 v = load4(w + i), q = round_to_q4(v * splat4(inverse));
+        wq += v * q;
+        qq += q * q;
+    }
+    return (fit){sum4(wq), sum4(qq)};
+}
+
+/* What rounding with `scale` (whose inverse is given) leaves. */
+static float squared_error(const float *w, float scale, float inverse)
+{
+    f32x4 sum = splat4(0.0f);
+    for (int i = 0; i < KS_GROUP; i += 4) {
+        f32x4 v = load4(w + i), rest = v - round_to_q4(v * splat4(inverse)) * splat4(scale);
+        sum += rest * rest;
+    }
+    return sum4(sum);
 }
 
 /* Largest element to -8: the plain rule, and the search's starting point. */
@@ -104,15 +132,12 @@ static uint16_t q4_scale_nearest(float extreme_weight)
     return ks_f16_from_f32_finite(extreme_weight / (float)Q4_MIN);
 }
 
-/* Tries mapping the extreme element to values from -9.5 to -5.5 and, as the levels are not
- * symmetric, to those from 5.5 to 8.5; each rounding gets its best-fitting scale. The winner's scale is then
- * refitted until rounding to float16 and back no longer helps. w is normalised by the caller so that
- * squares neither overflow nor vanish. */
-static uint16_t q4_scale_search(const float *w, float extreme_weight, float unit, int8_t *q)
+/* The least-squares scale of the best of several roundings. They map the extreme element to values
+ * around -8 and, as the levels are not symmetric, around 7. */
+static float best_fitting_scale(const float *w, float extreme_weight)
 {
     static const float target[] = {
-        -9.5f, -9.0f, -8.6f, -8.3f, -8.0f, -7.7f, -7.4f, -7.0f, -6.6f, -6.2f, -5.8f,
-        8.0f,  7.5f,  7.0f,  6.5f,  6.0f,
+        -9.2f, -8.7f, -8.3f, -8.0f, -7.6f, -7.2f, -6.8f, -6.4f, -5.9f, 8.0f, 7.4f, 6.8f, 6.2f,
     };
     float best_gain = -1.0f, best_scale = 0.0f;
     for (size_t c = 0; c < sizeof target / sizeof target[0]; c++) {
@@ -120,27 +145,37 @@ static uint16_t q4_scale_search(const float *w, float extreme_weight, float unit
         float gain = sums.qq > 0.0f ? sums.wq * sums.wq / sums.qq : 0.0f;
         if (gain > best_gain) {
             best_gain = gain;
-            best_scale = sums.wq / sums.qq;
-        }
-    }
-    uint16_t best = q4_scale_nearest(extreme_weight * unit);
-    float best_error = -1.0f;
-    uint16_t candidate = best;
-    for (int round = 0; round < 4; round++) {
-        float scale = ks_f32_from_f16(candidate) / unit;
-        int8_t rounded[KS_GROUP];
-        round_group(w, scale, Q4_MIN, Q4_MAX, rounded);
-        float error = squared_error(w, rounded, scale);
-        if (best_error < 0.0f || error < best_error) {
-            best_error = error;
-            best = candidate;
-            memcpy(q, rounded, KS_GROUP);
-        }
-        if (round > 0) {
-            fit sums = fit_q4(w, scale != 0.0f ? 1.0f / scale : 0.0f);
             best_scale = sums.qq > 0.0f ? sums.wq / sums.qq : 0.0f;
         }
-        candidate = ks_f16_from_f32_finite(best_scale * unit);
+    }
+    return best_scale;
+}
+
+/* Searches the float16 scale that leaves the smallest squared error: the plain rule's scale, the best
+ * fitting one, and twice what fits the rounding that the last one leads to. w and extreme_weight are
+ * divided by `unit`, so that squares neither overflow nor vanish. */
+static uint16_t q4_scale_search(const float *w, float extreme_weight, float unit)
+{
+    uint16_t candidate = q4_scale_nearest(extreme_weight * unit), best = candidate;
+    float best_error = INFINITY;
+    for (int round = 0; round < 4; round++) {
+        float scale = ks_f32_from_f16(candidate) / unit,
+              inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+        float error = squared_error(w, scale, inverse);
+        if (error < best_error) {
+            best_error = error;
+            best = candidate;
+        }
+        float next = 0.0f;
+        if (round == 0) {
+            next = best_fitting_scale(w, extreme_weight);
+        } else {
+            fit sums = fit_q4(w, inverse);
+            next = sums.qq > 0.0f ? sums.wq / sums.qq : 0.0f;
+        }
+        uint16_t next_candidate = ks_f16_from_f32_finite(next * unit);
+        if (next_candidate == candidate) break;
+        candidate = next_candidate;
     }
     return best;
 }
@@ -148,15 +183,16 @@ static uint16_t q4_scale_search(const float *w, float extreme_weight, float unit
 static uint16_t quantize_q4(const float *w, int8_t *q)
 {
     float normalised[KS_GROUP], extreme_weight = extreme(w);
-    if (ks_abs(extreme_weight) < 1e-30f) {
-        memset(q, 0, KS_GROUP);
-        return 0;
+    uint16_t scale = 0;
+    if (ks_abs(extreme_weight) >= 1e-30f) {
+        /* a power of two, so that nothing but exponents changes */
+        float unit = ks_f32_from_bits(ks_f32_bits(extreme_weight) & 0x7f800000u);
+        for (int i = 0; i < KS_GROUP; i++)
+            normalised[i] = w[i] / unit;
+        scale = q4_scale_search(normalised, extreme_weight / unit, unit);
     }
-    /* a power of two, so that nothing but the exponent changes */
-    float unit = ks_f32_from_bits(ks_f32_bits(extreme_weight) & 0x7f800000u);
-    for (int i = 0; i < KS_GROUP; i++)
-        normalised[i] = w[i] / unit;
-    return q4_scale_search(normalised, extreme_weight / unit, unit, q);
+    round_group(w, ks_f32_from_f16(scale), Q4_MIN, Q4_MAX, q);
+    return scale;
 }
 
 static uint16_t quantize_q4_nearest(const float *w, int8_t *q)
@@ -193,8 +229,8 @@ static void store_q8(uint8_t *block, int r, const int8_t *q)
 
 typedef uint16_t (*quantize_fn)(const float *w, int8_t *q);
 
-static void pack_rows(kestrel_weight_type type, quantize_fn quantize, const float *rows, int32_t n_rows,
-                      int32_t n_cols, uint8_t *out)
+static void pack_rows(kestrel_weight_type type, quantize_fn quantize, const float *rows,
+                      int32_t n_rows, int32_t n_cols, uint8_t *out)
 {
     int is_q4 = type == KESTREL_WEIGHT_Q4;
     size_t block_bytes = is_q4 ? KS_Q4_BLOCK_BYTES : KS_Q8_BLOCK_BYTES;
@@ -239,8 +275,8 @@ static void dequantize_row(const ks_matrix *w, int32_t r, float *out)
     int is_q4 = w->type == KESTREL_WEIGHT_Q4;
     size_t block_bytes = is_q4 ? KS_Q4_BLOCK_BYTES : KS_Q8_BLOCK_BYTES;
     int32_t n_groups = w->n_cols / KS_GROUP, lane = r % KS_ROW_BLOCK;
-    const uint8_t *block = (const uint8_t *)w->data
-        + (size_t)(r / KS_ROW_BLOCK) * (size_t)n_groups * block_bytes;
+    const uint8_t *block =
+        (const uint8_t *)w->data + (size_t)(r / KS_ROW_BLOCK) * (size_t)n_groups * block_bytes;
     for (int32_t g = 0; g < n_groups; g++, block += block_bytes, out += KS_GROUP) {
         uint16_t half;
         memcpy(&half, block + 2 * lane, sizeof half);
@@ -284,8 +320,8 @@ void ks_matrix_row(const ks_matrix *w, int32_t r, float *out)
 /* The index of the first of a key's elements; the others follow at a stride of KS_KEY_TILE. */
 static size_t key_index(const ks_kv_head *kv, int32_t pos)
 {
-    return (size_t)(pos / KS_KEY_TILE) * (size_t)kv->head_dim * KS_KEY_TILE
-        + (size_t)(pos % KS_KEY_TILE);
+    return (size_t)(pos / KS_KEY_TILE) * (size_t)kv->head_dim * KS_KEY_TILE +
+           (size_t)(pos % KS_KEY_TILE);
 }
 
 /* Returns the scale; q[n] every `stride` elements. */
@@ -337,10 +373,8 @@ void ks_kv_store(const ks_kv_head *kv, int32_t pos, const float *k, const float 
 
 static float load_element(const ks_kv_head *kv, const void *data, size_t i, float scale)
 {
-    if (kv->type == KESTREL_KV_F32)
-        return ((const float *)data)[i];
-    if (kv->type == KESTREL_KV_F16)
-        return ks_f32_from_f16(((const uint16_t *)data)[i]);
+    if (kv->type == KESTREL_KV_F32) return ((const float *)data)[i];
+    if (kv->type == KESTREL_KV_F16) return ks_f32_from_f16(((const uint16_t *)data)[i]);
     return (float)((const int8_t *)data)[i] * scale;
 }
 

@@ -27,8 +27,8 @@ static ks_token_rows token_rows(const ks_activations *x, int32_t first)
 /* The tiles of one width: the tokens [t0, t1), a multiple of n apart, against the strip. Rows outside,
  * tokens inside: a tile's weights stay in the first-level cache while the tokens pass. */
 static void multiply_tiles(const ks_tile *tile, const uint8_t *strip, size_t stride,
-                           const ks_activations *x, int32_t t0, int32_t t1, int32_t n_tokens, float *y,
-                           size_t ldy, int32_t n_rows)
+                           const ks_activations *x, int32_t t0, int32_t t1, int32_t n_tokens,
+                           float *y, size_t ldy, int32_t n_rows)
 {
     const int32_t tile_rows = tile->row_blocks * KS_ROW_BLOCK;
     for (int32_t r = 0; r < n_rows; r += tile_rows) {
@@ -47,7 +47,8 @@ static void multiply_strip(const ks_tile_set *tiles, const uint8_t *strip, size_
     int32_t step = tile_step(t1 - t0, tiles->max_tokens), rest = (t1 - t0) % step;
     multiply_tiles(&tiles->by_tokens[step], strip, stride, x, t0, t1 - rest, step, y, ldy, n_rows);
     if (rest > 0)
-        multiply_tiles(&tiles->by_tokens[rest], strip, stride, x, t1 - rest, t1, rest, y, ldy, n_rows);
+        multiply_tiles(&tiles->by_tokens[rest], strip, stride, x, t1 - rest, t1, rest, y, ldy,
+                       n_rows);
 }
 
 void ks_matmul_tiled(const ks_tiling *tiling, const ks_matrix *w, const ks_activations *x, float *y,
@@ -61,7 +62,8 @@ void ks_matmul_tiled(const ks_tiling *tiling, const ks_matrix *w, const ks_activ
     const int32_t strip_rows = tiling->strip_blocks * KS_ROW_BLOCK;
     const uint8_t *data = w->data;
 
-    int32_t token_block = tiling->token_block_bytes / w->n_cols / tiles->max_tokens * tiles->max_tokens;
+    int32_t token_block =
+        tiling->token_block_bytes / w->n_cols / tiles->max_tokens * tiles->max_tokens;
     token_block = token_block > tiles->max_tokens ? token_block : tiles->max_tokens;
     for (int32_t t0 = 0; t0 < n_tokens; t0 += token_block) {
         int32_t t1 = smaller(t0 + token_block, n_tokens);

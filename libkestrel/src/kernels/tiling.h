@@ -26,12 +26,13 @@ typedef struct ks_token_rows {
 /* Computes y[t * ldy + r] for the tile's tokens and r < n_rows. `weights` is the first row block,
  * packed or expanded; the next ones are `stride` bytes apart. Of the tile's row blocks only those that
  * n_rows reaches exist. */
-typedef void (*ks_tile_fn)(const uint8_t *weights, size_t stride, ks_token_rows x, float *y, size_t ldy,
-                           int32_t n_rows);
+typedef void (*ks_tile_fn)(const uint8_t *weights, size_t stride, ks_token_rows x, float *y,
+                           size_t ldy, int32_t n_rows);
 
 /* Where row block b of a tile is. In place of one that does not exist the first is computed again and
  * the result dropped: the end of a matrix needs no tiles of its own. */
-static inline const uint8_t *ks_tile_block(const uint8_t *weights, size_t stride, int b, int32_t n_rows)
+static inline const uint8_t *ks_tile_block(const uint8_t *weights, size_t stride, int b,
+                                           int32_t n_rows)
 {
     return weights + (b * KS_ROW_BLOCK < n_rows ? (size_t)b * stride : 0);
 }
