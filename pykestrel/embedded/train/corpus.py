@@ -420,15 +420,15 @@ KINDS: tuple[tuple[Callable[[random.Random], Exchange], float], ...] = (
     (colour_of, 5),
     (opposite, 8),
     (animal_fact, 5),
-    (calendar, 5),
+    (calendar, 7),
     (arithmetic, 12),
     (courtesy, 11),
     (unknown, 6),
-    (repeat, 12),
-    (count, 5),
-    (copy_list, 9),
-    (sentence, 8),
-    (story, 4),
+    (repeat, 18),
+    (count, 6),
+    (copy_list, 13),
+    (sentence, 7),
+    (story, 3),
 )
 
 

@@ -10,14 +10,15 @@ import argparse
 import json
 import math
 import random
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, distributed, multiprocessing
 from torch.nn import functional
 
 from . import corpus
@@ -106,8 +107,8 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 
 def precision_of(step: int, steps: int, r: random.Random) -> str:
-    """Exact weights at first; in the last half often rounded ones, so that q4 answers alike."""
-    return "q4" if step > steps // 2 and r.random() < 0.5 else "f32"
+    """Exact weights at first; in the last third often rounded ones, so that q4 answers alike."""
+    return "q4" if step > 0.7 * steps and r.random() < 0.5 else "f32"
 
 
 def make_optimisers(net: Qwen3, peak: float) -> list[torch.optim.Optimizer]:
@@ -125,38 +126,71 @@ def make_optimisers(net: Qwen3, peak: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(args: argparse.Namespace, encoder: Encoder, shape: Shape) -> Qwen3:
-    """Run the training loop and return the network."""
+def share_gradients(net: Qwen3, workers: int) -> None:
+    """Replace every gradient by its mean over the workers, in one exchange."""
+    gradients = [p.grad for p in net.parameters() if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients])
+    distributed.all_reduce(flat)
+    flat /= workers
+    for g, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        g.copy_(part.view_as(g))
+
+
+def work(rank: int, args: argparse.Namespace) -> None:
+    """One worker: train on its own stream of conversations, in step with the others."""
+    torch.set_num_threads(1)
     torch.manual_seed(args.seed)
-    torch.set_num_threads(args.threads)
-    net = Qwen3(shape)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{args.meeting}", rank=rank, world_size=args.workers
+    )
+    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    encoder = Encoder(tokenizer)
+    net = Qwen3(Shape(vocabulary=tokenizer.get_vocab_size()))
+    if args.resume:
+        tensors = load_file(args.out / "model.safetensors")
+        net.load_state_dict({name: t.float() for name, t in tensors.items()})
     optimisers = make_optimisers(net, args.peak)
-    source = batches(encoder, args.seed, args.tokens, args.longest)
-    r = random.Random(args.seed + 1)
+    source = batches(encoder, 1000 * args.seed + rank, args.tokens, args.longest)
+    r = random.Random(args.seed)  # the same in every worker
     begun, seen, running = time.monotonic(), 0, 0.0
     for step in range(args.steps):
         ids, targets = next(source)
-        wanted = targets != IGNORE
-        for group in [g for o in optimisers for g in o.param_groups]:
-            group["lr"] = learning_rate(step, args.steps, args.peak)
-        logits = net(ids, wanted, precision_of(step, args.steps, r))
-        loss = functional.cross_entropy(logits, targets[wanted])
-        net.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        for optimiser in optimisers:
-            optimiser.step()
-        seen += ids.numel()
-        running += (loss.item() - running) / min(step + 1, 50)
-        if step % 50 == 49 or step + 1 == args.steps:
+        rate = learning_rate(step, args.steps, args.peak)
+        loss = advance(net, optimisers, rate, ids, targets, precision_of(step, args.steps, r), args)
+        seen += ids.numel() * args.workers
+        running += (loss - running) / min(step + 1, 50)
+        if rank == 0 and (step % 50 == 49 or step + 1 == args.steps):
             spent = time.monotonic() - begun
             print(
                 f"step {step + 1} loss {running:.4f} {seen / spent:.0f} tok/s {spent:.0f} s",
                 flush=True,
             )
-        if args.every and step % args.every == args.every - 1:
+        if rank == 0 and ((step + 1) % args.every == 0 or step + 1 == args.steps):
             save(net, encoder, args.out)
-    return net
+    distributed.destroy_process_group()
+
+
+def advance(
+    net: Qwen3,
+    optimisers: list[torch.optim.Optimizer],
+    rate: float,
+    ids: Tensor,
+    targets: Tensor,
+    precision: str,
+    args: argparse.Namespace,
+) -> float:
+    """One step of training; returns the loss of this worker's batch."""
+    wanted = targets != IGNORE
+    for group in [g for o in optimisers for g in o.param_groups]:
+        group["lr"] = rate
+    loss = functional.cross_entropy(net(ids, wanted, precision), targets[wanted])
+    net.zero_grad(set_to_none=True)
+    loss.backward()
+    share_gradients(net, args.workers)
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    for optimiser in optimisers:
+        optimiser.step()
+    return float(loss.detach())
 
 
 def save(net: Qwen3, encoder: Encoder, out: Path) -> None:
@@ -176,23 +210,21 @@ def save(net: Qwen3, encoder: Encoder, out: Path) -> None:
 
 
 def main() -> None:
-    """Parse the command line, train, save."""
+    """Parse the command line and start the workers."""
     parser = argparse.ArgumentParser(description="train the embedded model")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--peak", type=float, default=3e-3, help="highest learning rate")
-    parser.add_argument("--tokens", type=int, default=6144, help="positions per batch")
-    parser.add_argument("--longest", type=int, default=1024, help="longest conversation in tokens")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--every", type=int, default=0, help="save each so many steps")
+    parser.add_argument("--tokens", type=int, default=3072, help="positions per worker's batch")
+    parser.add_argument("--longest", type=int, default=600, help="longest conversation in tokens")
+    parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
+    parser.add_argument("--every", type=int, default=100, help="save each so many steps")
+    parser.add_argument("--resume", action="store_true", help="start from the weights in OUT_DIR")
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
-    shape = Shape(vocabulary=tokenizer.get_vocab_size())
-    encoder = Encoder(tokenizer)
-    net = train(args, encoder, shape)
-    print(sum(p.numel() for p in net.parameters()), "parameters")
-    save(net, encoder, args.out)
+    with tempfile.TemporaryDirectory() as folder:
+        args.meeting = str(Path(folder) / "meeting")
+        multiprocessing.spawn(work, (args,), nprocs=args.workers)
 
 
 if __name__ == "__main__":
