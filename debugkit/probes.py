@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -220,6 +220,10 @@ def is_python(program: str) -> bool:
 
 # ---- the request as a whole --------------------------------------------------------------------
 
+# Where a completion's request and stats are found, in run_completion and in the exported function
+# around it. An optimiser may have dropped one variable and kept the other.
+MAX_TOKENS = ("request->max_tokens", "completion->request->max_tokens")
+STATS = ("stats", "completion->stats")
 FINISH = {0: "none", 1: "stop", 2: "length", 3: "cancelled"}  # enum kestrel_finish
 
 
@@ -233,7 +237,6 @@ class CompletionProbe:
     """
 
     client: MIClient
-    thread: int
     numbers: tuple[str, ...]
     max_tokens: int | None
     stats_at: int
@@ -246,17 +249,19 @@ class CompletionProbe:
         level = next((i for i, f in enumerate(frames) if f.get("func") == "run_completion"), None)
         if level is None:
             return None
-        max_tokens, stats_at = None, 0
-        with contextlib.suppress(MIError):
-            (max_tokens,) = client.evaluate_ints("request->max_tokens", thread=thread, frame=level)
-        with contextlib.suppress(MIError):
-            (stats_at,) = client.evaluate_ints("stats", thread=thread, frame=level)
+        levels = [
+            i
+            for i, frame in enumerate(frames)
+            if frame.get("func") in ("run_completion", "kestrel_run_completion")
+        ]
+        max_tokens = first_readable(client, thread, levels, MAX_TOKENS)
+        stats_at = first_readable(client, thread, levels, STATS)
         numbers = []
         for frame in frames[level + 1 : level + 3]:
             with contextlib.suppress(MIError):
                 where = f"-break-insert -t -p {thread} *{frame['addr']}"
                 numbers.append(str(client.command(where)["bkpt"]["number"]))
-        return cls(client, thread, tuple(numbers), max_tokens, stats_at)
+        return cls(client, tuple(numbers), max_tokens, stats_at or 0)
 
     def facts(self) -> dict[str, int | str | None]:
         """The fields of a completion record that the library knows; call it at the return."""
@@ -276,6 +281,17 @@ class CompletionProbe:
             if number != hit:
                 with contextlib.suppress(MIError):
                     self.client.command(f"-break-delete {number}")
+
+
+def first_readable(
+    client: MIClient, thread: int, levels: Sequence[int], expressions: Sequence[str]
+) -> int | None:
+    """The first of several expressions that has a value in one of the frames, None if none has."""
+    for level in levels:
+        for expression in expressions:
+            with contextlib.suppress(MIError):
+                return client.evaluate_ints(expression, thread=thread, frame=level)[0]
+    return None
 
 
 def fault_address(client: MIClient) -> str:
