@@ -72,8 +72,7 @@ static bool any_quantised(const ks_product *products, int32_t n_products)
 
 typedef struct ks_rows_job {
     const kestrel_model *model;
-    const float *x; /* [n_rows][n_cols] */
-    const float *norm; /* NULL: act->x is x */
+    const ks_rows *rows;
     const ks_activations *act;
     bool quantise;
 } ks_rows_job;
@@ -84,11 +83,15 @@ static void prepare_row(const ks_rows_job *job, int32_t t)
 {
     const ks_kernels *kernels = job->model->kernels;
     const ks_activations *act = job->act;
+    const ks_rows *rows = job->rows;
     size_t n_cols = (size_t)act->n_cols;
     size_t at = (size_t)t * n_cols;
-    if (job->norm != NULL) {
-        kernels->rmsnorm(act->x + at, job->x + at, job->norm, act->n_cols,
+    if (rows->norm != NULL) {
+        kernels->rmsnorm(act->x + at, rows->x + at, rows->norm, act->n_cols,
                          job->model->config.rms_norm_eps);
+    }
+    if (rows->up != NULL) {
+        kernels->silu_mul(act->x + at, rows->x + at, rows->up + at, act->n_cols);
     }
     if (job->quantise) {
         size_t group = (size_t)t * (n_cols / KS_GROUP);
@@ -108,20 +111,20 @@ static void prepare_chunk(void *arg, int32_t chunk, int32_t thread)
     }
 }
 
-static ks_activations prepare_rows(ks_pass *pass, const float *x, const float *norm, int32_t n_rows,
-                                   int32_t n_cols, bool quantise)
+static ks_activations prepare_rows(ks_pass *pass, const ks_rows *rows, int32_t n_cols,
+                                   bool quantise)
 {
     ks_activations act = pass->scratch->act;
-    act.n_tokens = n_rows;
+    act.n_tokens = rows->n_rows;
     act.n_cols = n_cols;
-    if (norm == NULL) {
-        act.x = (float *)(uintptr_t)x; /* read in place; nothing writes through it */
+    bool as_they_are = rows->norm == NULL && rows->up == NULL;
+    if (as_they_are) {
+        act.x = (float *)(uintptr_t)rows->x; /* read in place; nothing writes through it */
     }
-    if (norm != NULL || quantise) {
-        ks_rows_job job = {
-            .model = pass->model, .x = x, .norm = norm, .act = &act, .quantise = quantise};
+    if (!as_they_are || quantise) {
+        ks_rows_job job = {.model = pass->model, .rows = rows, .act = &act, .quantise = quantise};
         ks_pool_run(pass->model->pool, pass->n_threads, prepare_chunk, &job,
-                    (n_rows + TOKENS_PER_CHUNK - 1) / TOKENS_PER_CHUNK);
+                    (rows->n_rows + TOKENS_PER_CHUNK - 1) / TOKENS_PER_CHUNK);
     }
     return act;
 }
@@ -192,12 +195,12 @@ static int32_t choose_rows_per_chunk(const ks_product *products, int32_t n_produ
     return rows < UNIT ? UNIT : rows;
 }
 
-const float *ks_multiply(ks_pass *pass, const float *x, const float *norm, int32_t n_rows,
-                         const ks_product *products, int32_t n_products)
+const float *ks_multiply(ks_pass *pass, const ks_rows *rows, const ks_product *products,
+                         int32_t n_products)
 {
     double start = ks_now();
-    ks_activations act = prepare_rows(pass, x, norm, n_rows, products[0].linear->w.n_cols,
-                                      any_quantised(products, n_products));
+    ks_activations act =
+        prepare_rows(pass, rows, products[0].linear->w.n_cols, any_quantised(products, n_products));
     ks_product_job job = {
         .pass = pass, .act = &act, .products = products, .n_products = n_products};
     job.rows_per_chunk = choose_rows_per_chunk(products, n_products, pass->n_threads);
@@ -250,5 +253,6 @@ void ks_forward_logits(ks_pass *pass, int32_t first_row, int32_t n_rows, float *
     const kestrel_model *model = pass->model;
     const float *x = pass->scratch->x + (size_t)first_row * (size_t)model->config.hidden_size;
     ks_linear head = {.w = model->head};
-    ks_multiply(pass, x, model->final_norm, n_rows, &(ks_product){.linear = &head, .y = logits}, 1);
+    ks_multiply(pass, &(ks_rows){.x = x, .norm = model->final_norm, .n_rows = n_rows},
+                &(ks_product){.linear = &head, .y = logits}, 1);
 }

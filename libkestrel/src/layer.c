@@ -107,18 +107,6 @@ static void store_heads(ks_pass *pass, int32_t layer)
     }
 }
 
-/* ---- feed-forward: silu(gate) * up --------------------------------------------------------------- */
-
-static void gated_row(void *arg, int32_t chunk, int32_t thread)
-{
-    (void)thread;
-    ks_pass *pass = arg;
-    size_t inner = (size_t)pass->model->config.intermediate_size;
-    float *gate = pass->scratch->gate + (size_t)chunk * inner;
-    pass->model->kernels->silu_mul(gate, gate, pass->scratch->up + (size_t)chunk * inner,
-                                   (int32_t)inner);
-}
-
 /* ---- the layer ---------------------------------------------------------------------------------- */
 
 static void attention_block(ks_pass *pass, int32_t l)
@@ -130,7 +118,8 @@ static void attention_block(ks_pass *pass, int32_t l)
                               {.linear = &layer->k, .y = s->k},
                               {.linear = &layer->v, .y = s->v}};
     const ks_product out = {.linear = &layer->o, .y = s->out, .add_to = s->x};
-    const float *normed = ks_multiply(pass, s->x, layer->attn_norm, pass->n_rows, qkv, 3);
+    ks_rows rows = {.x = s->x, .norm = layer->attn_norm, .n_rows = pass->n_rows};
+    const float *normed = ks_multiply(pass, &rows, qkv, 3);
     ks_trace_stage(pass, "attn.norm", l, normed, c->hidden_size);
     store_heads(pass, l);
     ks_trace_stage(pass, "attn.q", l, s->q, c->n_heads * c->head_dim);
@@ -140,7 +129,8 @@ static void attention_block(ks_pass *pass, int32_t l)
     ks_attention(pass, l);
     pass->timing->attention_seconds += ks_now() - start;
     ks_trace_stage(pass, "attn.heads", l, s->attn, c->n_heads * c->head_dim);
-    ks_multiply(pass, s->attn, NULL, pass->n_rows, &out, 1);
+    rows = (ks_rows){.x = s->attn, .n_rows = pass->n_rows};
+    ks_multiply(pass, &rows, &out, 1);
     ks_trace_stage(pass, "attn.out", l, s->out, c->hidden_size);
 }
 
@@ -152,13 +142,14 @@ static void feed_forward_block(ks_pass *pass, int32_t l)
     const ks_product gate_up[] = {{.linear = &layer->gate, .y = s->gate},
                                   {.linear = &layer->up, .y = s->up}};
     const ks_product down = {.linear = &layer->down, .y = s->out, .add_to = s->x};
-    const float *normed = ks_multiply(pass, s->x, layer->ffn_norm, pass->n_rows, gate_up, 2);
+    ks_rows rows = {.x = s->x, .norm = layer->ffn_norm, .n_rows = pass->n_rows};
+    const float *normed = ks_multiply(pass, &rows, gate_up, 2);
     ks_trace_stage(pass, "ffn.norm", l, normed, c->hidden_size);
     ks_trace_stage(pass, "ffn.gate", l, s->gate, c->intermediate_size);
     ks_trace_stage(pass, "ffn.up", l, s->up, c->intermediate_size);
-    ks_pool_run(pass->model->pool, pass->n_threads, gated_row, pass, pass->n_rows);
-    ks_trace_stage(pass, "ffn.gated", l, s->gate, c->intermediate_size);
-    ks_multiply(pass, s->gate, NULL, pass->n_rows, &down, 1);
+    rows = (ks_rows){.x = s->gate, .up = s->up, .n_rows = pass->n_rows};
+    const float *gated = ks_multiply(pass, &rows, &down, 1);
+    ks_trace_stage(pass, "ffn.gated", l, gated, c->intermediate_size);
     ks_trace_stage(pass, "ffn.out", l, s->out, c->hidden_size);
 }
 
