@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 10
 PROMPT ?= Say hello in one word.
-C_FILES = $(shell find libkestrel tests -name '*.[ch]')
+C_FILES = $(shell find libkestrel tests bench -name '*.[ch]')
 
 # Stamps: what .venv holds already.
 CREATED := .venv/.created
@@ -27,7 +27,7 @@ DEV := .venv/.dev
 TOOLS := .venv/.build-tools
 
 .DEFAULT_GOAL := help
-.PHONY: help venv library demo test test-all test-reference lint format bench debug asan tsan \
+.PHONY: help venv library demo test test-all test-reference lint format bench bench-kernels debug asan tsan \
         aarch64 fuzz wheel dist-size clean distclean
 .DELETE_ON_ERROR:
 
@@ -100,8 +100,12 @@ test-reference: $(DEV) library ## The numpy oracle against transformers (downloa
 	$(BIN)/pip install -q -e '.[reference]'
 	$(BIN)/pytest -m reference $(PYTEST_ARGS)
 
-bench: $(RUNTIME) library ## Speed, as a fraction of what the memory of this machine allows
+bench: $(RUNTIME) library ## Speed of a model, as a fraction of what this machine's memory allows
 	@$(BIN)/python bench/speed.py $(BENCH_ARGS)
+
+bench-kernels: build/release/build.ninja ## Speed of the matrix products alone
+	@cmake --build build/release --target kernels_bench
+	@build/release/bench/kernels_bench $(BENCH_ARGS)
 
 # ---- other builds -------------------------------------------------------------------------------
 
