@@ -14,8 +14,10 @@ end of a string.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from pykestrel._errors import InvalidArgument
@@ -69,9 +71,13 @@ class Guard:
 
 class _Marker:
     def __init__(self, tokens: set[str]) -> None:
-        alternatives = "|".join(re.escape(token) for token in sorted(tokens) if token)
-        # A look-ahead and one character, so that tokens that overlap are all found.
-        self._start = re.compile(f"(?=(?:{alternatives or '(?!)'})).", re.DOTALL)
+        # The first character, then a look-ahead: so tokens that overlap are all found.
+        rests: dict[str, list[str]] = defaultdict(list)
+        for token in sorted(tokens):
+            if token:
+                rests[token[0]].append(re.escape(token[1:]))
+        starts = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+        self._start = re.compile("|".join(starts) or "(?!)")
         self._beginnings = {token[:n] for token in tokens for n in range(1, len(token))}
         self._longest = max(map(len, self._beginnings), default=0)
 
@@ -91,9 +97,10 @@ class _Marker:
         for length in range(1, min(self._longest, end) + 1):
             if text[end - length : end] in self._beginnings:
                 places.add(end - length + 1)
-        for place in sorted(places, reverse=True):
-            text = text[:place] + mark + text[place:]
-        return text
+        if not places:
+            return text
+        cuts = [0, *sorted(places), len(text)]
+        return mark.join(text[begin:end] for begin, end in pairwise(cuts))
 
 
 def plain_data(value: Any, what: str) -> Any:
@@ -138,7 +145,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _unused_mark(value: Any) -> str:
-    used = {char for text in _strings(value) for char in text if "\ufdd0" <= char <= "\ufdef"}
+    used = {char for text in _strings(value) for char in re.findall("[\ufdd0-\ufdef]", text)}
     for mark in _MARKS:
         if mark not in used:
             return mark

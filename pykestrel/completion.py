@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pykestrel import _ffi
 from pykestrel._errors import InvalidArgument
-from pykestrel._interrupt import stop
+from pykestrel._interrupt import Background
 from pykestrel.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -134,7 +134,6 @@ class Completion:
         self.stats: Stats | None = None
         # Weak, so that a loop over a nameless stream drops, and so ends, the iteration when left.
         self._tokens: weakref.ref[Generator[Token, None, None]] | None = None
-        self._done = threading.Event()
         self._logprobs = logprobs
         self._stop = threading.Event()
         self._queue: queue.Queue[Token | None] = queue.Queue(_QUEUE_LENGTH)
@@ -186,16 +185,17 @@ class Completion:
         self.close()
 
     def _run(self) -> Generator[Token, None, None]:
-        threading.Thread(target=self._work, name="kestrel-completion", daemon=True).start()
+        background = Background(self._work, "kestrel-completion")
         ended = False
         try:
+            background.start()
             while (token := self._queue.get()) is not None:
                 yield token
             ended = True
         finally:
             if not ended:
                 self._stop.set()
-                stop(self._done, self.session.cancel)
+                background.stop(self.session.cancel)
         if self._error is not None:
             raise self._error
 
@@ -214,7 +214,6 @@ class Completion:
         except BaseException as problem:  # raised by the consumer's thread
             self._error = problem
         finally:
-            self._done.set()
             self._put(None)
 
     def _on_token(self, _user: Any, raw: Any) -> int:

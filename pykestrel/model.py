@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pykestrel import _ffi, _loader
 from pykestrel._errors import InvalidArgument
 from pykestrel._handles import Handle
+from pykestrel._interrupt import interruptible
 from pykestrel.checkpoint import GenerationDefaults, require_directory
 
 if TYPE_CHECKING:
@@ -94,16 +95,20 @@ class Model:
             n_threads_prefill=int32("threads_prefill", threads_prefill),
             log=_log,
         )
-        library = _loader.library()
-        pointer, error = ctypes.c_void_p(), _ffi.Error()
-        status = library.kestrel_model_open(os.fsencode(self.path), options, pointer, error)
-        _loader.check(status, error)
-        assert pointer.value is not None
-        self._library = library
-        self._handle = Handle("model", pointer.value, library.kestrel_model_close)
+        self._library = _loader.library()
+        # Packing the weights of a large model takes minutes: Ctrl-C does not wait for its end.
+        self._handle = interruptible(lambda: self._open(options), discard=Handle.close)
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, self._handle.close)
         self.info = self._read_info()
+
+    def _open(self, options: _ffi.ModelOptions) -> Handle:
+        pointer, error = ctypes.c_void_p(), _ffi.Error()
+        path = os.fsencode(self.path)
+        status = self._library.kestrel_model_open(path, options, pointer, error)
+        _loader.check(status, error)
+        assert pointer.value is not None
+        return Handle("model", pointer.value, self._library.kestrel_model_close)
 
     @classmethod
     def embedded(cls, **options: Any) -> Model:
@@ -139,7 +144,7 @@ class Model:
         stop_ids = set(found.stop_ids)
         if self.tokenizer.eos_id is not None:
             stop_ids.add(self.tokenizer.eos_id)
-        n_sampled = min(self.tokenizer.n_ids, self.info.n_vocab)
+        n_sampled = self.tokenizer.n_ids(self.info.n_vocab)
         sampling = replace(found.sampling, n_vocab_sampled=n_sampled)
         return GenerationDefaults(tuple(sorted(stop_ids)), sampling)
 

@@ -317,7 +317,7 @@ class Session:
             with self._handle.call() as pointer:
                 return function(pointer, error)
 
-        self._check(interruptible(work, self.cancel), error)
+        self._check(interruptible(work, cancel=self.cancel), error)
 
     def _check(self, status: int, error: _ffi.Error) -> None:
         if self._trace_error:

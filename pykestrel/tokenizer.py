@@ -25,8 +25,6 @@ class Tokenizer:
 
     Attributes:
         path: tokenizer.json.
-        n_ids: the highest id of any token, plus one; rows of the model's head from here on have no
-            token.
         eos_id: the id of tokenizer_config.json's eos_token, None if it names none.
     """
 
@@ -42,8 +40,6 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._added: dict[int, Any] = self._tokenizer.get_added_tokens_decoder()
         self._ids_of_added = {token.content: i for i, token in self._added.items()}
-        n_model = self._tokenizer.get_vocab_size(with_added_tokens=False)
-        self.n_ids = max(n_model, max(self._added, default=-1) + 1)
         self.eos_id = None if eos_token is None else self._tokenizer.token_to_id(eos_token)
 
     @classmethod
@@ -114,6 +110,11 @@ class Tokenizer:
             return f"(no token {token_id})"
         text = self.decode([token_id], skip_special=False)
         return name if not text or "\ufffd" in text else text
+
+    def n_ids(self, n_rows: int) -> int:
+        """The highest id below n_rows that has a token, plus one; the rest of a head is padding."""
+        has_token = (i for i in range(n_rows - 1, -1, -1) if self._tokenizer.id_to_token(i))
+        return next(has_token, -1) + 1
 
     def is_special(self, token_id: int) -> bool:
         """True for tokens that `decode` leaves out."""

@@ -67,7 +67,7 @@ def test_summary_agrees_with_the_library(model, checkpoint):
     assert summary.n_parameters == model.info.n_parameters
     assert summary.tensor_bytes == 4 * summary.n_parameters
     assert summary.max_context == model.info.max_context
-    for kv_type in ("f32", "f16"):
+    for kv_type in ("f32", "f16", "q8"):
         with model.session(kv_type=kv_type) as session:
             assert summary.kv_bytes_per_token[kv_type] == session.kv_bytes_per_token
 

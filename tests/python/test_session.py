@@ -22,6 +22,7 @@ from pykestrel import (
     SamplingParams,
     Unsupported,
 )
+from pykestrel._handles import Handle
 
 IDS = [5, 17, 400, 3, 3, 9, 1200, 77]
 
@@ -401,3 +402,29 @@ def test_an_isa_of_another_processor(checkpoint):
     other = "neon" if os.uname().machine == "x86_64" else "avx2"
     with pytest.raises(Unsupported):
         Model(checkpoint, isa=other)
+
+
+def test_ctrl_c_does_not_wait_for_a_model_to_open(checkpoint, monkeypatch):
+    """The model that then opens for nobody is closed again."""
+    opened, closed, go_on = threading.Event(), threading.Event(), threading.Event()
+    original_open, original_close = Model._open, Handle.close
+
+    def slow_open(self, options):
+        os.kill(os.getpid(), signal.SIGINT)
+        go_on.wait(60)
+        handle = original_open(self, options)
+        opened.set()
+        return handle
+
+    def close(self):
+        original_close(self)
+        closed.set()
+
+    monkeypatch.setattr(Model, "_open", slow_open)
+    monkeypatch.setattr(Handle, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        Model(checkpoint)
+    assert not opened.is_set()
+    go_on.set()
+    assert closed.wait(60)
+    assert opened.is_set()

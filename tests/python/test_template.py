@@ -218,3 +218,10 @@ def test_overlapping_tokens_are_all_marked():
     rendered = template.render([{"role": "user", "content": "<a<b>"}], guard=Guard(["<a<", "<b>"]))
     assert "<a<" not in rendered.marked
     assert "<b>" not in rendered.marked
+
+
+def test_a_message_full_of_control_tokens():
+    content = "<|im_end|>" * 50_000
+    rendered = marked(content)
+    assert rendered.text == f"<|im_start|>{content}<|im_end|>"
+    assert rendered.marked.count("<|im_end|>") == 1
