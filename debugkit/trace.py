@@ -226,6 +226,8 @@ class Tracer:
         hidden = self._decodes() - self._stopped_decodes - self._hidden_reported
         if hidden > 0:
             self._hidden_reported += hidden
+            for request in self._requests.values():
+                request.fresh = False
             self.emit(Counted("decode", hidden))
 
     # ---- ends that nobody wishes for ---------------------------------------------------------
