@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from pykestrel.chat import Chat
-    from pykestrel.completion import Completion, Generated, Prefix, Stats, Token
+    from pykestrel.completion import Completion, Generated, Prefix, SpecStats, Stats, Token
     from pykestrel.model import Model, ModelInfo
     from pykestrel.sampling import SamplingParams
     from pykestrel.session import Session, TraceEvent
@@ -48,7 +48,7 @@ _MODULES = {
         "TemplateError", "TokenizerError", "Unsupported",
     ),
     "chat": ("Chat",),
-    "completion": ("Completion", "Generated", "Prefix", "Stats", "Token"),
+    "completion": ("Completion", "Generated", "Prefix", "SpecStats", "Stats", "Token"),
     "model": ("Model", "ModelInfo"),
     "sampling": ("SamplingParams",),
     "session": ("Session", "TraceEvent"),
@@ -61,8 +61,8 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "Busy", "Cancelled", "Chat", "ChatTemplate", "Closed", "Completion", "ContextFull", "FileError",
     "FormatError", "Generated", "InvalidArgument", "KestrelError", "LoadError", "Mismatch", "Model",
-    "ModelInfo", "OutOfMemory", "Prefix", "PullError", "SamplingParams", "Session", "Stats",
-    "TemplateError", "TextDecoder", "TextStream", "Token", "Tokenizer", "TokenizerError",
+    "ModelInfo", "OutOfMemory", "Prefix", "PullError", "SamplingParams", "Session", "SpecStats",
+    "Stats", "TemplateError", "TextDecoder", "TextStream", "Token", "Tokenizer", "TokenizerError",
     "TraceEvent", "Unsupported", "__version__",
 ]  # fmt: skip
 

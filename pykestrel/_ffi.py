@@ -227,7 +227,7 @@ class Token(Structure):
 TokenFn = CFUNCTYPE(c_int32, c_void_p, POINTER(Token))
 
 
-# int32_t (*kestrel_progress_fn)(void *user, int64_t done_bytes, int64_t total_bytes)
+# typedef int32_t (*kestrel_progress_fn)(void *user, int64_t done_bytes, int64_t total_bytes);
 ProgressFn = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
 
 

@@ -20,6 +20,7 @@ class Chat:
         sampling: by default what the checkpoint asks for.
         max_tokens: of one answer; 0: as many as fit.
         reuse_prefix: keep the rows of earlier turns.
+        spec, spec_k: speculation, as for `Session.stream`.
         variables: for the template, such as enable_thinking=False.
 
     Attributes:
@@ -36,6 +37,8 @@ class Chat:
         stop_ids: tuple[int, ...] | None = None,
         max_tokens: int = 0,
         reuse_prefix: bool = True,
+        spec: str = "auto",
+        spec_k: int = 0,
         **variables: Any,
     ) -> None:
         self.session = session
@@ -44,6 +47,8 @@ class Chat:
         self.stop_ids = stop_ids
         self.max_tokens = max_tokens
         self.reuse_prefix = reuse_prefix
+        self.spec = spec
+        self.spec_k = spec_k
         self.variables = variables
         self.messages: list[dict[str, Any]] = []
         self.reset()
@@ -71,5 +76,7 @@ class Chat:
             stop_ids=self.stop_ids,
             sampling=self.sampling,
             reuse_prefix=self.reuse_prefix,
+            spec=self.spec,
+            spec_k=self.spec_k,
             on_end=on_end,
         )

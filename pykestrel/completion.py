@@ -65,6 +65,17 @@ class Prefix:
 
 
 @dataclass(frozen=True)
+class SpecStats:
+    """What speculation did in one completion; see kestrel_spec_stats."""
+
+    n_tries: int  # verify passes
+    n_drafted: int  # tokens drafted in them
+    n_hits: int  # drafted tokens that were right
+    n_rolled_back: int  # rows that were computed and taken back
+    seconds_saved: float  # an estimate
+
+
+@dataclass(frozen=True)
 class Stats:
     """What one completion did. Times in seconds; see kestrel_stats."""
 
@@ -74,6 +85,7 @@ class Stats:
     n_prefilled: int  # prompt tokens that were computed
     n_generated: int  # sampled tokens, a stop id included
     n_decodes: int  # the last sampled token is never fed back
+    spec: SpecStats  # n_generated - 1 = n_decodes + spec.n_tries + spec.n_hits
     prefix: Prefix
     prefill_seconds: float
     decode_seconds: float
@@ -129,6 +141,8 @@ class Completion:
         logprobs: bool,
         n_top_logprobs: int,
         reuse_prefix: bool,
+        spec: int,
+        spec_k: int,
     ) -> None:
         self.session = session
         self.stats: Stats | None = None
@@ -152,6 +166,8 @@ class Completion:
             logprobs=logprobs,
             n_top_logprobs=n_top_logprobs,
             sampling=sampling_struct,
+            spec=spec,
+            spec_k=spec_k,
         )
 
     def __iter__(self) -> Iterator[Token]:
@@ -259,5 +275,6 @@ def _stats(raw: _ffi.Stats) -> Stats:
     finish = _ffi.Finish(raw.finish)
     values = {name: getattr(raw, name) for name in Stats.__dataclass_fields__}
     values["finish"] = None if finish is _ffi.Finish.NONE else finish.name.lower()
+    values["spec"] = SpecStats(*(getattr(raw.spec, name) for name in SpecStats.__match_args__))
     values["prefix"] = Prefix(raw.prefix.n_kept, raw.prefix.cached_id, raw.prefix.new_id)
     return Stats(**values)

@@ -171,6 +171,8 @@ class Session:
         logprobs: bool = False,
         n_top_logprobs: int = 0,
         reuse_prefix: bool = True,
+        spec: str = "auto",
+        spec_k: int = 0,
     ) -> Completion:
         """Answer a prompt token by token: iterate over the result to run it.
 
@@ -182,6 +184,9 @@ class Session:
             logprobs: report the log-probability of every token.
             n_top_logprobs: and of the best 0..20 at each place.
             reuse_prefix: keep the rows that the timeline and the prompt share.
+            spec: speculate "auto" (where it gains), "off" or "on". It changes no token and no
+                log-probability, only how many passes an answer takes.
+            spec_k: most tokens of a draft, 1..15; 0: 8.
         """
         return Completion(
             self,
@@ -192,6 +197,8 @@ class Session:
             logprobs=logprobs,
             n_top_logprobs=int32("n_top_logprobs", n_top_logprobs),
             reuse_prefix=reuse_prefix,
+            spec=member(_ffi.Spec, "spec", spec),
+            spec_k=int32("spec_k", spec_k),
         )
 
     def generate(self, prompt_ids: TokenIds, **options: Any) -> Generated:

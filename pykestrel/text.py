@@ -39,6 +39,8 @@ class TextStream:
         logprobs: bool = False,
         n_top_logprobs: int = 0,
         reuse_prefix: bool = True,
+        spec: str = "auto",
+        spec_k: int = 0,
         on_end: Callable[[TextStream], None] | None = None,
     ) -> None:
         model = session.model
@@ -56,6 +58,8 @@ class TextStream:
             logprobs=logprobs,
             n_top_logprobs=n_top_logprobs,
             reuse_prefix=reuse_prefix,
+            spec=spec,
+            spec_k=spec_k,
         )
 
     def __iter__(self) -> Iterator[str]:

@@ -53,6 +53,8 @@ def command(model_path: Path | None, **given: Any) -> None:
             stop_ids=options.stop_ids(model, given),
             max_tokens=given["max_tokens"],
             reuse_prefix=not given["no_prefix_kv"],
+            spec=given["spec"],
+            spec_k=given["spec_k"],
             **options.template_variables(given),
         )
         interactive = sys.stdin is not None and sys.stdin.isatty()

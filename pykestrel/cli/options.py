@@ -66,6 +66,20 @@ engine_options = _all(
                  help="Tokens per prefill pass. Default: 512."),
     click.option("--no-prefix-kv", is_flag=True,
                  help="Compute every prompt whole; reuse nothing."),
+    click.option(
+        "--spec",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["off", "auto", "on"]),
+        help="Speculate; auto: where it gains. Never changes the answer.",
+    ),
+    click.option(
+        "--spec-k",
+        type=click.IntRange(0, 15),
+        default=0,
+        metavar="K",
+        help="Most tokens of a draft. Default: 8.",
+    ),
     click.option("--timing", is_flag=True, help="Show the library's log lines on stderr."),
     click.option("-v", "--verbose", is_flag=True, help="Show its debug lines too."),
 )  # fmt: skip

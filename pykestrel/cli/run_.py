@@ -64,6 +64,8 @@ def command(
             logprobs=given["logprobs"] is not None,
             n_top_logprobs=given["logprobs"] or 0,
             reuse_prefix=not given["no_prefix_kv"],
+            spec=given["spec"],
+            spec_k=given["spec_k"],
         )
         interrupted = _run(stream, as_json=given["as_json"])
         if given["logprobs"] is not None:

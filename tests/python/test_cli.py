@@ -127,6 +127,8 @@ def test_run_engine_options_change_no_bit(checkpoint):
         ("--threads", 2, "--threads-prefill", 1),
         ("--chunk", 1, "--context", 64),
         ("--isa", "portable", "--no-prefix-kv"),
+        ("--spec", "on", "--spec-k", 4),
+        ("--spec", "off"),
     ):
         assert kestrel("run", "-m", checkpoint, "--max-tokens", 8, "hi", *options).stdout == plain
     for quant in ("--quant", "--weight-type"):

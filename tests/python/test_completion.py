@@ -20,7 +20,7 @@ HOT = SamplingParams(temperature=1.0, seed=3)
 
 
 def test_tokens_and_stats(session):
-    result = session.generate(IDS, max_tokens=12)
+    result = session.generate(IDS, max_tokens=12, spec="off")
     assert [token.index for token in result.tokens] == list(range(12))
     assert [token.position for token in result.tokens] == list(range(8, 20))
     assert [token.finish for token in result.tokens] == [None] * 11 + ["length"]
@@ -69,6 +69,21 @@ def test_the_prefix_is_reused_and_changes_nothing(session):
     assert (off.stats.n_cached, off.stats.n_prefilled) == (0, 8)
 
 
+@pytest.mark.parametrize("sampling", [SamplingParams(), HOT])
+def test_speculation_changes_the_passes_and_not_the_tokens(session, sampling):
+    ids = IDS * 4
+    plain = session.generate(ids, max_tokens=60, sampling=sampling, logprobs=True, spec="off")
+    assert plain.stats.spec.n_tries == 0
+    for k in (1, 8, 15):
+        options = {"sampling": sampling, "logprobs": True, "spec": "on", "spec_k": k}
+        result = session.generate(ids, max_tokens=60, **options)
+        assert result.tokens == plain.tokens
+        stats, spec = result.stats, result.stats.spec
+        assert spec.n_tries > 0
+        assert spec.n_hits <= spec.n_drafted <= k * spec.n_tries
+        assert stats.n_generated - 1 == stats.n_decodes + spec.n_tries + spec.n_hits
+
+
 def test_seeds(session):
     def answer(seed):
         sampling = SamplingParams(temperature=2.0, seed=seed)
@@ -105,6 +120,8 @@ def test_a_prompt_that_leaves_no_room(model):
     [
         {"max_tokens": -1},
         {"n_top_logprobs": 21},
+        {"spec": "maybe"},
+        {"spec_k": 16},
         {"stop_ids": [-1]},
         {"prompt_ids": []},
         {"prompt_ids": [2055]},

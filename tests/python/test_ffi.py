@@ -54,7 +54,7 @@ def test_every_function_is_declared_with_its_prototype():
 
 def test_callbacks_carry_their_typedef():
     typedefs = re.findall(r"^typedef [^;]*\(\*kestrel_\w+\)[^;]*;", HEADER.read_text(), re.M)
-    assert len(typedefs) == 3
+    assert len(typedefs) >= 3
     for typedef in typedefs:
         assert f"# {squeeze(typedef)}\n" in FFI.read_text()
 
@@ -66,13 +66,16 @@ def test_callbacks_carry_their_typedef():
         ("KV", _ffi.KvType),
         ("ISA", _ffi.Isa),
         ("LOG", _ffi.LogLevel),
+        ("SPEC", _ffi.Spec),
         ("FINISH", _ffi.Finish),
     ],
 )
 def test_enums(prefix, enum):
     pairs = re.findall(rf"^\s+KESTREL_{prefix}_(\w+) = (\d+)", HEADER.read_text(), re.M)
     assert pairs
-    assert {name: int(value) for name, value in pairs} == {m.name: int(m) for m in enum}
+    assert {name: int(value) for name, value in pairs if name != "K_MAX"} == {
+        m.name: int(m) for m in enum
+    }
 
 
 def test_every_status_has_an_exception():
