@@ -4,8 +4,7 @@
 execute_process(COMMAND ${NM} -D --undefined-only ${LIBRARY}
     OUTPUT_VARIABLE imports COMMAND_ERROR_IS_FATAL ANY)
 set(forbidden abort exit _exit _Exit quick_exit raise __assert_fail
-    printf vprintf puts putchar putc fputc fputs fprintf vfprintf perror stdout stderr
-    __printf_chk __fprintf_chk __vfprintf_chk
+    printf vprintf puts putchar perror __printf_chk __vprintf_chk stdout stderr
     getenv secure_getenv setenv putenv system popen fork dlopen setlocale rand srand)
 foreach(name IN LISTS forbidden)
     if(imports MATCHES "[ \t]${name}(@[^\n]*)?(\n|$)")
