@@ -142,6 +142,7 @@ static kestrel_status check_lists(const kestrel_sampling *p, int32_t n_vocab, ke
 kestrel_status ks_sampling_check(const kestrel_sampling *p, int32_t n_vocab, kestrel_error *error)
 {
     kestrel_status status = KESTREL_OK;
+    if (!p) return ks_fail(error, KESTREL_INVALID, "sampling is NULL");
     if (!status) status = check_range("temperature", p->temperature, 0.0f, FLT_MAX, error);
     if (!status) status = check_count("top_k", p->top_k, INT32_MAX, error);
     if (!status) status = check_range("top_p", p->top_p, 0.0f, 1.0f, error);

@@ -514,6 +514,13 @@ static void test_bad_lists_are_refused_by_entry(void)
     expect_refusal((kestrel_sampling){.n_never_ids = -2}, "sampling.n_never_ids");
 }
 
+static void test_no_options_are_refused(void)
+{
+    kestrel_error error = {0};
+    CHECK_EQ_INT(ks_sampling_check(NULL, 100, &error), KESTREL_INVALID);
+    CHECK_STR_CONTAINS(error.message, "sampling is NULL");
+}
+
 static void test_no_vocabulary_no_sampler(void)
 {
     CHECK(new_sampler(0) == NULL);
@@ -547,6 +554,7 @@ int main(void)
     RUN(test_a_used_sampler_is_as_a_new_one);
     RUN(test_values_out_of_range_are_refused_by_name);
     RUN(test_bad_lists_are_refused_by_entry);
+    RUN(test_no_options_are_refused);
     RUN(test_no_vocabulary_no_sampler);
     return check_summary();
 }

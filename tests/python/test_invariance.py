@@ -142,13 +142,16 @@ def sweep(
     ways: list[tuple[int, int, str, str]],
     *,
     isas: list[str] | None = None,
+    weight_type: str = "auto",
     kv_type: str = "auto",
     n_prompt: int = N_PROMPT,
 ) -> dict[str, list[Way]]:
     """Digest -> the ways that led to it."""
     found: dict[str, list[Way]] = defaultdict(list)
     for isa, threads in itertools.product(isas or available_isas(), THREADS):
-        with Model(path, isa=isa, threads=threads, threads_prefill=threads) as model:
+        with Model(
+            path, weight_type=weight_type, isa=isa, threads=threads, threads_prefill=threads
+        ) as model:
             assert model.info.isa == isa
             assert model.info.n_threads == model.info.n_threads_prefill == threads
             ids, after = tokens_for(name, model.info.n_vocab, n_prompt)
@@ -210,6 +213,12 @@ def test_one_answer_of_every_checkpoint(name: str, folder: Callable[[str], Path]
 def test_one_answer_with_every_cache_type(kv_type: str, folder: Callable[[str], Path]) -> None:
     name = "qwen3-tied-bf16"
     assert_one(sweep(folder(name), name, SOME_WAYS, kv_type=kv_type))
+
+
+@pytest.mark.parametrize("weight_type", ["f32", "bf16", "f16", "q8", "q4"])
+def test_one_answer_with_every_weight_type(weight_type: str, folder: Callable[[str], Path]) -> None:
+    name = "llama-untied"
+    assert_one(sweep(folder(name), name, SOME_WAYS, weight_type=weight_type))
 
 
 def test_one_answer_over_several_spans(folder: Callable[[str], Path]) -> None:
