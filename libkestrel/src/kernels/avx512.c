@@ -350,10 +350,49 @@ static void expand_q8(uint8_t *out, const uint8_t *packed, size_t stride, int32_
     expand_strip(KESTREL_WEIGHT_Q8, out, packed, stride, n_blocks, n_groups);
 }
 
+/* Addresses of a tile's tokens: one pointer each to q; to d and s from two of them, the first and the
+ * fourth, by multiples of one stride. That is what the general registers hold. */
+typedef struct token_pointers {
+    const int8_t *q[EXPANDED_TOKENS];
+    const float *d[2];
+    const int32_t *s[2];
+    size_t stride; /* between the tokens' d and s */
+} token_pointers;
+
+KS_INLINE token_pointers point_at(int n_tokens, ks_token_rows x)
+{
+    token_pointers p = {
+        .d = {x.d, x.d + 3 * x.n_groups},
+        .s = {x.s, x.s + 3 * x.n_groups},
+        .stride = x.n_groups,
+    };
+    KS_UNROLL
+    for (int t = 0; t < n_tokens; t++)
+        p.q[t] = x.q + (size_t)t * x.n_cols;
+    return p;
+}
+
+/* The compiler must not see that these are sums, or it keeps more pointers than there are registers. */
+KS_INLINE void next_group(int n_tokens, token_pointers *p)
+{
+    KS_UNROLL
+    for (int t = 0; t < n_tokens; t++) {
+        p->q[t] += KS_GROUP;
+        __asm__("" : "+r"(p->q[t]));
+    }
+    KS_UNROLL
+    for (int i = 0; i < 2; i++) {
+        p->d[i]++;
+        p->s[i]++;
+        __asm__("" : "+r"(p->d[i]), "+r"(p->s[i]));
+    }
+}
+
 KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8_t *weights,
                              size_t stride, ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
 {
     const uint8_t *w[EXPANDED_PAIRS] = {weights, weights + PAIR_BLOCKS * stride};
+    token_pointers p = point_at(n_tokens, x);
     lanes acc[EXPANDED_PAIRS][EXPANDED_TOKENS];
     KS_UNROLL
     for (int t = 0; t < n_tokens; t++)
@@ -362,14 +401,14 @@ KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8
         __m512i isum[EXPANDED_PAIRS][EXPANDED_TOKENS];
         KS_UNROLL
         for (int t = 0; t < n_tokens; t++)
-            isum[0][t] = isum[1][t] = start_sum(type, x.s + (size_t)t * x.n_groups);
+            isum[0][t] = isum[1][t] = start_sum(type, p.s[t / 3] + (size_t)(t % 3) * p.stride);
         KS_UNROLL
         for (int c = 0; c < 8; c++) {
-            __m512i first = _mm512_load_si512(w[0] + 64 * c),
-                    second = _mm512_load_si512(w[1] + 64 * c);
+            __m512i first = _mm512_load_si512(w[0] + 64 * c);
+            __m512i second = _mm512_load_si512(w[1] + 64 * c);
             KS_UNROLL
             for (int t = 0; t < n_tokens; t++) {
-                __m512i chunk = broadcast4(x.q + (size_t)t * x.n_cols + 4 * c);
+                __m512i chunk = broadcast4(p.q[t] + 4 * c);
                 isum[0][t] = _mm512_dpbusd_epi32(isum[0][t], first, chunk);
                 isum[1][t] = _mm512_dpbusd_epi32(isum[1][t], second, chunk);
             }
@@ -378,13 +417,14 @@ KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8
         for (int r = 0; r < EXPANDED_PAIRS; r++) {
             lanes scales = _mm512_load_ps((const float *)(w[r] + 512));
             KS_UNROLL
-            for (int t = 0; t < n_tokens; t++)
-                acc[r][t] = add_group(scales, x.d[(size_t)t * x.n_groups], isum[r][t], acc[r][t]);
+            for (int t = 0; t < n_tokens; t++) {
+                float d = p.d[t / 3][(size_t)(t % 3) * p.stride];
+                acc[r][t] = add_group(scales, d, isum[r][t], acc[r][t]);
+            }
             w[r] += PAIR_BLOCKS * EXPANDED_BYTES;
+            __asm__("" : "+r"(w[r]));
         }
-        x.q += KS_GROUP;
-        x.d++;
-        x.s++;
+        next_group(n_tokens, &p);
     }
     KS_UNROLL
     for (int t = 0; t < n_tokens; t++) {
