@@ -1,6 +1,6 @@
 """Writes the fuzzers' seeds: small files that reach every branch of the readers, good ones and bad.
 
-python3 tests/fuzz/make_seeds.py            writes tests/fuzz/seeds/{json,safetensors,config}/NAME
+python3 tests/fuzz/make_seeds.py            writes tests/fuzz/seeds/{json,safetensors,config,snapshot}/NAME
 """
 
 import json
@@ -117,6 +117,18 @@ CONFIG: dict[str, dict[str, object]] = {
 }
 
 
+# Edits of a good snapshot: flags (1: correct the sums, 2: apply the length), length, (offset, byte)...
+SNAPSHOT = {
+    "unchanged": bytes([0, 0, 0]),
+    "truncated": bytes([2, 200, 0]),
+    "damaged": bytes([0, 0, 0, 0, 16, 255]),
+    "more_tokens": bytes([1, 0, 0, 52, 0, 19]),
+    "other_kv": bytes([1, 0, 0, 32, 0, 1]),
+    "no_logits": bytes([1, 0, 0, 56, 0, 0]),
+    "bad_id": bytes([1, 0, 0, 131, 0, 127]),
+}
+
+
 def write(kind: str, name: str, data: bytes) -> None:
     """One seed file."""
     directory = SEEDS / kind
@@ -132,6 +144,8 @@ def main() -> None:
         write("safetensors", name, data)
     for name, config in CONFIG.items():
         write("config", name, json.dumps(config).encode())
+    for name, data in SNAPSHOT.items():
+        write("snapshot", name, data)
 
 
 if __name__ == "__main__":
