@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,6 +24,12 @@ from pykestrel._errors import InvalidArgument
 
 # Unicode noncharacters: reserved for a program's own use, never whitespace, never in real text.
 _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+}
 
 
 @dataclass(frozen=True)
@@ -108,14 +114,16 @@ def plain_data(value: Any, what: str) -> Any:
 
     Templates come with checkpoints from strangers: they get data, never objects with methods.
     """
-    if value is None or isinstance(value, (bool, int, float)):
+    if value is None or type(value) in (str, int, float, bool):
         return value
-    if isinstance(value, str):
-        return str(value)
+    # Subclasses (enum members, numpy scalars) have methods too: back to the plain type.
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return _PLAIN[kind](value)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise InvalidArgument(f"{what} has a key that is not a string")
-        return {str(key): plain_data(item, what) for key, item in value.items()}
+        return {str.__str__(key): plain_data(item, what) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_data(item, what) for item in value]
     raise InvalidArgument(f"{what} must hold plain data, not a {type(value).__name__}")

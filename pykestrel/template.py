@@ -3,6 +3,7 @@
 A template is a program that came with a checkpoint: it runs in jinja2's immutable sandbox and is
 given plain data only. Sources, first found wins: the file the user names, chat_template.jinja,
 `chat_template` in tokenizer_config.json (a string, or a list of named ones), chat_template.json.
+Where there is one named "tool_use", it takes over as soon as there are tools.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pykestrel.checkpoint import read_json_if_there
 
 Message = Mapping[str, Any]
 
-# One field under three names; templates of different families read different ones.
+# One field under three names; templates read the first or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TOKEN_VARIABLES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -47,6 +48,7 @@ class ChatTemplate:
         self.source = source
         self.origin = origin
         self.variables = dict(variables or {})
+        self.tool_use: ChatTemplate | None = None  # takes over where there are tools
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -68,14 +70,13 @@ class ChatTemplate:
         variables = _token_variables(config)
         if file is not None:
             return cls(_read_text(file), origin=str(file), variables=variables)
-        jinja_path = directory / "chat_template.jinja"
-        if jinja_path.exists():
-            return cls(_read_text(jinja_path), origin=str(jinja_path), variables=variables)
-        for path in (config_path, directory / "chat_template.json"):
-            found = read_json_if_there(path).get("chat_template")
-            if found is not None:
-                return cls(_named(path, found, name), origin=str(path), variables=variables)
-        raise TemplateError(f"{directory}: this checkpoint has no chat template")
+        origin, named = _templates(directory, config)
+        if name not in named:
+            raise TemplateError(f"{origin}: no chat template {name!r} among {', '.join(named)}")
+        template = cls(named[name], origin=str(origin), variables=variables)
+        if "tool_use" in named and name == "default":
+            template.tool_use = cls(named["tool_use"], origin=str(origin), variables=variables)
+        return template
 
     def render(
         self,
@@ -95,6 +96,14 @@ class ChatTemplate:
             guard: marks control tokens in the input; None trusts it.
             variables: template variables such as enable_thinking.
         """
+        if tools and self.tool_use is not None:
+            return self.tool_use.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                guard=guard,
+                **variables,
+            )
         try:
             plain = _plain_messages(messages)
             rest = plain_data({"tools": list(tools) if tools else None, **variables}, "a variable")
@@ -124,22 +133,39 @@ def _plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         copy: dict[str, Any] = plain_data(known, f"message {i}")
         reasoning = next((copy[name] for name in _REASONING if name in copy), None)
         if reasoning is not None:
-            for name in _REASONING:
-                copy.setdefault(name, reasoning)
+            copy = {"thinking": reasoning, **copy}
+            copy["reasoning_content"] = reasoning
         plain.append(copy)
     return plain
 
 
-def _named(path: Path, found: Any, name: str) -> str:
+def _templates(directory: Path, config: dict[str, Any]) -> tuple[Path, dict[str, str]]:
+    """Where the templates of a checkpoint are, and all of them by name."""
+    jinja_path = directory / "chat_template.jinja"
+    if jinja_path.exists():
+        more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+        named = {path.stem: _read_text(path) for path in more}
+        return jinja_path, {"default": _read_text(jinja_path), **named}
+    config_path, json_path = directory / "tokenizer_config.json", directory / "chat_template.json"
+    for path, found in (
+        (config_path, config.get("chat_template")),
+        (json_path, read_json_if_there(json_path).get("chat_template")),
+    ):
+        if found is not None:
+            return path, _named(path, found)
+    raise TemplateError(f"{directory}: this checkpoint has no chat template")
+
+
+def _named(path: Path, found: Any) -> dict[str, str]:
     if isinstance(found, str):
-        return found
+        return {"default": found}
     try:
         named = {entry["name"]: entry["template"] for entry in found}
     except (TypeError, KeyError) as error:
         raise FormatError(f"{path}: chat_template must be text or a list of named ones") from error
-    if not isinstance(named.get(name), str):
-        raise TemplateError(f"{path}: no chat template {name!r} among {', '.join(map(str, named))}")
-    return str(named[name])
+    if not all(isinstance(text, str) for text in (*named, *named.values())):
+        raise FormatError(f"{path}: chat_template has a name or a template that is not text")
+    return named
 
 
 def _token_variables(config: dict[str, Any]) -> dict[str, str]:

@@ -137,9 +137,12 @@ def _typed_lines() -> Iterator[str]:
         _save_history(history)
 
 
-def _history_path() -> Path:
+def _history_path() -> Path | None:
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "kestrel" / "history"
+    try:
+        return Path(state).expanduser() / "kestrel" / "history"
+    except RuntimeError:  # a user without a home
+        return None
 
 
 def _open_history() -> Path | None:
@@ -148,8 +151,9 @@ def _open_history() -> Path | None:
     except ImportError:  # a Python built without it: no editing, no history
         return None
     path = _history_path()
-    with contextlib.suppress(OSError):  # the first time there is none
-        readline.read_history_file(path)
+    if path is not None:
+        with contextlib.suppress(OSError):  # the first time there is none
+            readline.read_history_file(path)
     readline.set_history_length(_HISTORY_LENGTH)
     return path
 

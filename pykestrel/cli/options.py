@@ -137,7 +137,7 @@ def resolve_model(model_path: Path | None) -> Path:
         return model_path
     from pykestrel import embedded
 
-    click.echo("kestrel: no --model given, so the small embedded model answers", err=True)
+    click.echo("kestrel: no --model given, so the small embedded model is used", err=True)
     return embedded.path()
 
 

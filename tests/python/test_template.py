@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from pykestrel import ChatTemplate, FormatError, InvalidArgument, TemplateError
+from pykestrel._ffi import Isa
 from pykestrel._guard import Guard
 
 USER = [{"role": "user", "content": "hi"}]
@@ -113,6 +115,16 @@ def test_wrong_messages(messages):
         render("x", messages)
 
 
+def test_scalars_with_methods_are_stripped_of_them(tmp_path):
+    """numpy's float64 is a float, and can write files."""
+    messages = [{"role": "user", "content": [np.float64(0.5), Isa.AVX2]}]
+    assert render("{{ messages[0].content }}", messages) == "[0.5, 2]"
+    target = tmp_path / "written"
+    source = "{% set x = messages[0].content[0] %}{% if x.tofile %}{{ x.tofile(path) }}{% endif %}"
+    render(source, messages, path=str(target))
+    assert not target.exists()
+
+
 def test_messages_that_contain_themselves():
     message = {"role": "user", "content": []}
     message["content"].append(message)
@@ -143,8 +155,27 @@ def test_named_templates(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert ChatTemplate.load(tmp_path).source == "d"
     assert ChatTemplate.load(tmp_path, name="tool_use").source == "t"
+    template = ChatTemplate.load(tmp_path)
+    assert template.render(USER).text == "d"
+    assert template.render(USER, tools=[{"name": "f"}]).text == "t"
     with pytest.raises(TemplateError, match="'rag' among default, tool_use"):
         ChatTemplate.load(tmp_path, name="rag")
+
+
+def test_additional_templates(tmp_path):
+    (tmp_path / "chat_template.jinja").write_text("d")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("t {{ x }}")
+    template = ChatTemplate.load(tmp_path)
+    assert template.render(USER).text == "d"
+    assert template.render(USER, tools=[{"name": "f"}], x=1).text == "t 1"
+
+
+@pytest.mark.parametrize("found", [3, [3], [{"name": "a"}], [{"name": "a", "template": 3}]])
+def test_named_templates_that_are_none(tmp_path, found):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": found}))
+    with pytest.raises(FormatError, match=r"tokenizer_config\.json: chat_template"):
+        ChatTemplate.load(tmp_path)
 
 
 def test_unreadable_sources(tmp_path):
