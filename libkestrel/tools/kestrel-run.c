@@ -20,8 +20,12 @@ typedef struct arguments {
     int32_t max_tokens;
     const char *mode; /* how the ids are computed when only logits are wanted */
     const char *logits_path;
+    const char *restore_path;
+    const char *save_path;
     int32_t timing;
     kestrel_sampling sampling;
+    kestrel_spec spec;
+    int32_t spec_k;
     kestrel_model_options model_options;
     kestrel_session_options session_options;
 } arguments;
@@ -43,6 +47,9 @@ static const char usage[] =
     "  --weight-type T     auto f32 bf16 f16 q8 q4    --kv-type T    f32 f16 q8\n"
     "  --isa NAME          auto portable avx2 avx512 neon neon_dotprod\n"
     "  --temperature X     0 is greedy (default)      --seed N\n"
+    "  --spec M            auto (default) off on      --spec-k N     most tokens of a draft\n"
+    "  --restore FILE      begin with the timeline of a snapshot; with --logits, ids follow it\n"
+    "  --save FILE         write a snapshot at the end\n"
     "  --timing            show the library's log lines on standard error\n";
 
 static void fail(const char *message, const char *detail)
@@ -132,6 +139,7 @@ static void set_option(arguments *a, const char *name, const char *value)
     static const char *const isas[] = {"auto",   "portable", "avx2",
                                        "avx512", "neon",     "neon_dotprod"};
     static const char *const modes[] = {"verify", "decode", "prefill"};
+    static const char *const specs[] = {"auto", "off", "on"};
     if (strcmp(name, "--ids") == 0) {
         free(a->ids);
         a->ids = parse_ids(value, &a->n_ids, name);
@@ -142,6 +150,14 @@ static void set_option(arguments *a, const char *name, const char *value)
         a->max_tokens = parse_int(value, name);
     } else if (strcmp(name, "--logits") == 0) {
         a->logits_path = value;
+    } else if (strcmp(name, "--restore") == 0) {
+        a->restore_path = value;
+    } else if (strcmp(name, "--save") == 0) {
+        a->save_path = value;
+    } else if (strcmp(name, "--spec") == 0) {
+        a->spec = (kestrel_spec)choose(value, specs, 3, name);
+    } else if (strcmp(name, "--spec-k") == 0) {
+        a->spec_k = parse_int(value, name);
     } else if (strcmp(name, "--mode") == 0) {
         a->mode = modes[choose(value, modes, 3, name)];
     } else if (strcmp(name, "--chunk") == 0) {
@@ -227,7 +243,9 @@ static int generate(kestrel_session *session, const arguments *a)
                                .max_tokens = a->max_tokens,
                                .stop_ids = a->stop_ids,
                                .n_stop_ids = a->n_stop_ids,
-                               .sampling = a->sampling};
+                               .sampling = a->sampling,
+                               .spec = a->spec,
+                               .spec_k = a->spec_k};
     kestrel_stats stats = {.struct_size = sizeof stats};
     static const char *const finishes[] = {"none", "stop", "length", "cancelled"};
     if (kestrel_run_completion(session, &request, print_token, NULL, &stats, &error) !=
@@ -292,6 +310,21 @@ static int write_logits(kestrel_model *model, kestrel_session *session, const ar
     return status == KESTREL_OK ? 0 : report(&error);
 }
 
+static int run(kestrel_model *model, kestrel_session *session, const arguments *a)
+{
+    kestrel_error error = {0};
+    if (a->restore_path != NULL &&
+        kestrel_snapshot_restore(session, a->restore_path, &error) != KESTREL_OK) {
+        return report(&error);
+    }
+    int exit_code = a->logits_path != NULL ? write_logits(model, session, a) : generate(session, a);
+    if (exit_code == 0 && a->save_path != NULL &&
+        kestrel_snapshot_save(session, a->save_path, &error) != KESTREL_OK) {
+        return report(&error);
+    }
+    return exit_code;
+}
+
 int main(int argc, char **argv)
 {
     arguments a = parse_arguments(argc, argv);
@@ -306,8 +339,7 @@ int main(int argc, char **argv)
         kestrel_session_open(model, &a.session_options, &session, &error) != KESTREL_OK) {
         exit_code = report(&error);
     } else {
-        exit_code =
-            a.logits_path != NULL ? write_logits(model, session, &a) : generate(session, &a);
+        exit_code = run(model, session, &a);
     }
     kestrel_session_close(session);
     kestrel_model_close(model);
