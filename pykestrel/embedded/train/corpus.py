@@ -416,17 +416,17 @@ def story(r: random.Random) -> Exchange:
 # (generator, how often a turn of a mixed conversation is one of these)
 KINDS: tuple[tuple[Callable[[random.Random], Exchange], float], ...] = (
     (greeting_word, 5),
-    (capital, 10),
+    (capital, 7),
     (colour_of, 5),
-    (opposite, 8),
+    (opposite, 7),
     (animal_fact, 5),
     (calendar, 7),
     (arithmetic, 12),
     (courtesy, 11),
     (unknown, 6),
-    (repeat, 18),
-    (count, 6),
-    (copy_list, 13),
+    (repeat, 30),
+    (count, 12),
+    (copy_list, 20),
     (sentence, 7),
     (story, 3),
 )
@@ -464,7 +464,7 @@ def remembering(r: random.Random) -> Conversation:
             break
     script = memory.script(r, facts)
     turns: list[Turn] = []
-    filler = r.choices((0, 0.3, 1.0, 2.5), (40, 35, 20, 5))[0]
+    filler = r.choices((0, 0.3, 1.0, 2.5), (25, 40, 28, 7))[0]
     for question, answer, learn in script:
         while turns and r.random() < filler / (filler + 1.5):
             turns.append(Turn(*short_exchange(r)))
@@ -474,4 +474,4 @@ def remembering(r: random.Random) -> Conversation:
 
 def conversation(r: random.Random) -> Conversation:
     """One conversation of the training text."""
-    return remembering(r) if r.random() < 0.42 else mixed(r)
+    return remembering(r) if r.random() < 0.33 else mixed(r)

@@ -27,6 +27,7 @@ from .tokenizer import token_id
 
 POOL = 384  # conversations that are sorted by length together
 IGNORE = -100
+END_WEIGHT = 4.0  # when to stop is the hardest part of counting, and one token in twenty of it
 
 
 class Encoder:
@@ -100,9 +101,10 @@ def padded(group: list[tuple[list[int], list[bool]]], pad: int) -> tuple[Tensor,
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
     """Short warm-up, then a cosine down to a fiftieth."""
-    if step < 100:
-        return peak * (step + 1) / 100
-    x = (step - 100) / max(1, steps - 100)
+    warm = max(1, steps // 20)
+    if step < warm:
+        return peak * (step + 1) / warm
+    x = (step - warm) / max(1, steps - warm)
     return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * x)))
 
 
@@ -156,7 +158,8 @@ def work(rank: int, args: argparse.Namespace) -> None:
     for step in range(args.steps):
         ids, targets = next(source)
         rate = learning_rate(step, args.steps, args.peak)
-        loss = advance(net, optimisers, rate, ids, targets, precision_of(step, args.steps, r), args)
+        precision = precision_of(step, args.steps, r)
+        loss = advance(net, optimisers, rate, ids, targets, precision, encoder.end, args.workers)
         seen += ids.numel() * args.workers
         running += (loss - running) / min(step + 1, 50)
         if rank == 0 and (step % 50 == 49 or step + 1 == args.steps):
@@ -177,16 +180,20 @@ def advance(
     ids: Tensor,
     targets: Tensor,
     precision: str,
-    args: argparse.Namespace,
+    end: int,
+    workers: int,
 ) -> float:
     """One step of training; returns the loss of this worker's batch."""
     wanted = targets != IGNORE
     for group in [g for o in optimisers for g in o.param_groups]:
         group["lr"] = rate
-    loss = functional.cross_entropy(net(ids, wanted, precision), targets[wanted])
+    right = targets[wanted]
+    each = functional.cross_entropy(net(ids, wanted, precision), right, reduction="none")
+    weight = torch.where(right == end, END_WEIGHT, 1.0)
+    loss = (each * weight).sum() / weight.sum()
     net.zero_grad(set_to_none=True)
     loss.backward()
-    share_gradients(net, args.workers)
+    share_gradients(net, workers)
     torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     for optimiser in optimisers:
         optimiser.step()
