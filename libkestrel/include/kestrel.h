@@ -263,7 +263,7 @@ KESTREL_API kestrel_status kestrel_sync(kestrel_session *session, const int32_t 
                                         kestrel_error *error);
 
 /* Asks the call that is running on the session to stop; it returns CANCELLED (a completion: finish
- * reason CANCELLED) within one prefill chunk or one token. Any thread. Nothing running: no effect. */
+ * reason CANCELLED) within one layer of a prefill or one token. Any thread. Nothing running: no effect. */
 KESTREL_API void kestrel_cancel(kestrel_session *session);
 
 /* float32 [n_vocab] of the last token, NULL if there are none. Valid until the next call that changes

@@ -227,7 +227,18 @@ static void embed_row(ks_pass *pass, const ks_segment *segment, int32_t i)
                 s->cos_sin + row * (size_t)model->config.head_dim);
 }
 
-void ks_forward(ks_pass *pass)
+/* The rows that some layers have stored already are dead again. */
+static void take_back(ks_pass *pass)
+{
+    for (int32_t i = 0; i < pass->n_segments; i++) {
+        kestrel_session *session = pass->segments[i].session;
+        for (int32_t l = 0; l < session->n_layers; l++) {
+            session->cache_len[l] = session->seq_len;
+        }
+    }
+}
+
+bool ks_forward(ks_pass *pass)
 {
     for (int32_t i = 0; i < pass->n_segments; i++) {
         const ks_segment *segment = &pass->segments[i];
@@ -237,6 +248,10 @@ void ks_forward(ks_pass *pass)
     }
     ks_trace_stage(pass, "embed", -1, pass->scratch->x, pass->model->config.hidden_size);
     for (int32_t l = 0; l < pass->model->config.n_layers; l++) {
+        if (pass->cancelled != NULL && atomic_load(pass->cancelled)) {
+            take_back(pass);
+            return false;
+        }
         ks_layer_forward(pass, l);
     }
     for (int32_t i = 0; i < pass->n_segments; i++) {
@@ -246,6 +261,7 @@ void ks_forward(ks_pass *pass)
                (size_t)segment->n_rows * sizeof(int32_t));
         session->seq_len += segment->n_rows;
     }
+    return true;
 }
 
 void ks_forward_logits(ks_pass *pass, int32_t first_row, int32_t n_rows, float *logits)

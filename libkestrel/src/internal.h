@@ -241,11 +241,13 @@ typedef struct ks_pass {
     ks_timing *timing;
     kestrel_trace_fn trace; /* of the only session; NULL in a batch */
     void *trace_user;
+    const atomic_bool *cancelled; /* looked at between layers; NULL: the pass is short, never */
 } ks_pass;
 
 /* Computes the layers for all rows: KV rows stored, seq_len and token_ids advanced, the residual
- * stream left in scratch->x. Allocates nothing and cannot fail. */
-void ks_forward(ks_pass *pass);
+ * stream left in scratch->x. Allocates nothing. False if it was cancelled on the way: the sessions are as
+ * before. */
+bool ks_forward(ks_pass *pass);
 /* Logits of n_rows rows of the residual stream, from first_row, into logits [n_rows][n_vocab]. */
 void ks_forward_logits(ks_pass *pass, int32_t first_row, int32_t n_rows, float *logits);
 void ks_layer_forward(ks_pass *pass, int32_t layer);

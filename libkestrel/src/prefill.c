@@ -14,8 +14,8 @@ static void log_timing(const kestrel_session *session, int32_t n_tokens, double 
                 100 * attention / total);
 }
 
-/* One pass over n rows; logits of the last one if `last`. */
-static void prefill_chunk(kestrel_session *session, const int32_t *token_ids, int32_t n, bool last)
+/* One pass over n rows; logits of the last one if `last`. False if it was cancelled. */
+static bool prefill_chunk(kestrel_session *session, const int32_t *token_ids, int32_t n, bool last)
 {
     const kestrel_model *model = session->model;
     ks_segment segment = {.session = session,
@@ -23,14 +23,19 @@ static void prefill_chunk(kestrel_session *session, const int32_t *token_ids, in
                           .n_rows = n,
                           .first_position = session->seq_len};
     ks_pass pass = ks_pass_of(session, &segment, model->n_threads_prefill);
+    pass.cancelled = &session->cancelled;
     ks_pool_acquire(model->pool);
-    ks_forward(&pass);
-    if (last) {
+    bool done = ks_forward(&pass);
+    if (done && last) {
         ks_forward_logits(&pass, n - 1, 1, session->logits);
         ks_trace_logits(&pass, session->logits);
     }
     ks_pool_release(model->pool);
-    session->has_logits = last;
+    if (done) {
+        session->has_logits = last;
+        session->n_verified = 0;
+    }
+    return done;
 }
 
 KS_LESSON_FRAME kestrel_status kestrel_prefill(kestrel_session *session, const int32_t *token_ids,
@@ -44,15 +49,13 @@ KS_LESSON_FRAME kestrel_status kestrel_prefill(kestrel_session *session, const i
     session->timing = (ks_timing){0};
     double start = ks_now();
     for (int32_t done = 0; status == KESTREL_OK && done < n_tokens;) {
-        if (atomic_load(&session->cancelled)) {
+        int32_t n = n_tokens - done < session->chunk_size ? n_tokens - done : session->chunk_size;
+        if (prefill_chunk(session, token_ids + done, n, done + n == n_tokens)) {
+            done += n;
+        } else {
             status = ks_fail(error, KESTREL_CANCELLED, "cancelled after %d of %d tokens", done,
                              n_tokens);
-            break;
         }
-        int32_t n = n_tokens - done < session->chunk_size ? n_tokens - done : session->chunk_size;
-        session->n_verified = 0;
-        prefill_chunk(session, token_ids + done, n, done + n == n_tokens);
-        done += n;
     }
     if (status == KESTREL_OK) {
         log_timing(session, n_tokens, ks_now() - start);

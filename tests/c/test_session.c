@@ -349,7 +349,7 @@ typedef struct canceller {
 static void cancel_at(void *user, const kestrel_trace_event *event)
 {
     canceller *c = user;
-    if (event->first_position == c->after_position) {
+    if (event->first_position == c->after_position && event->layer == 1) {
         kestrel_cancel(c->session);
     }
 }
@@ -363,15 +363,16 @@ static void test_cancelled_prefill_keeps_whole_chunks(void)
     kestrel_error error = {0};
     REQUIRE(kestrel_session_open(model, &options, &c.session, NULL) == KESTREL_OK);
     CHECK_EQ_INT(kestrel_prefill(c.session, ids, N_IDS, &error), KESTREL_CANCELLED);
-    CHECK_STR_CONTAINS(error.message, "after 12 of 700 tokens");
-    CHECK_EQ_INT(kestrel_seq_len(c.session), 12);
+    CHECK_STR_CONTAINS(error.message, "after 8 of 700 tokens");
+    CHECK_EQ_INT(kestrel_seq_len(c.session), 8); /* the chunk that was under way is taken back */
+    CHECK_EQ_INT(kestrel_cache_len(c.session, 0), 8);
     CHECK(kestrel_logits(c.session) == NULL);
     kestrel_request request = {.struct_size = sizeof request, .prompt_ids = ids, .n_prompt = 100};
     kestrel_stats stats = {.struct_size = sizeof stats};
     c.after_position = 40; /* a completion: no error, and what was computed is reused next time */
     CHECK_EQ_INT(kestrel_run_completion(c.session, &request, NULL, NULL, &stats, NULL), KESTREL_OK);
     CHECK_EQ_INT(stats.finish, KESTREL_FINISH_CANCELLED);
-    CHECK_EQ_INT(stats.n_cached, 12);
+    CHECK_EQ_INT(stats.n_cached, 8);
     CHECK_EQ_INT(stats.n_prefilled, 32);
     kestrel_session_close(c.session);
     kestrel_model_close(model);
