@@ -24,6 +24,7 @@ COMMANDS = {
     "tokenize": "Show the tokens of a text, or the text of tokens.",
     "import": "Make a checkpoint directory of a GGUF file.",
     "pull": "Fetch a checkpoint from the Hugging Face hub.",
+    "bench": "Measure how fast a model runs here.",
     "doctor": "Examine this machine and this installation.",
 }
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
