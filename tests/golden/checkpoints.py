@@ -37,6 +37,7 @@ class Case:
         own_head: whether lm_head.weight is stored.
         n_shards: 1: model.safetensors; more: shards with an index.
         n_prompt: tokens of the prompt.
+        qk_scale: of the query and key matrices; small ones make the epsilon of their norm count.
     """
 
     config: dict[str, Any]
@@ -46,6 +47,7 @@ class Case:
     own_head: bool = True
     n_shards: int = 1
     n_prompt: int = N_PROMPT
+    qk_scale: float = 1.0
     seed: int = field(default=0, compare=False)
 
 
@@ -95,7 +97,9 @@ CASES: dict[str, Case] = {
         dtype="BF16",
         own_head=False,
     ),
-    "qwen3-untied": Case(_new("qwen3", head_dim=24, hidden_size=72, intermediate_size=104)),
+    "qwen3-untied": Case(
+        _new("qwen3", head_dim=24, hidden_size=72, intermediate_size=104), qk_scale=0.003
+    ),
     "qwen3-default-head-dim": Case(
         _old("qwen3", num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1)
     ),
@@ -231,7 +235,12 @@ def tensors(name: str, case: Case) -> Iterator[tuple[str, Array, str]]:
             "mlp.down_proj": (hidden, width),
         }
         for part, (n_out, n_in) in shapes.items():
-            yield f"{p}{part}.weight", normal(n_out, n_in) / np.float32(n_in**0.5), case.dtype
+            gain = case.qk_scale if part.endswith(("q_proj", "k_proj")) else 1.0
+            yield (
+                f"{p}{part}.weight",
+                normal(n_out, n_in) * np.float32(gain / n_in**0.5),
+                case.dtype,
+            )
             if part.rpartition(".")[2] in case.biases:
                 yield f"{p}{part}.bias", np.float32(0.3) * normal(n_out), small
         yield p + "input_layernorm.weight", norm(hidden), small
