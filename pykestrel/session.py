@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pykestrel._interrupt import interruptible
 from pykestrel.completion import Completion, Generated, Prefix
 from pykestrel.model import int32, member
 from pykestrel.sampling import SamplingParams
+from pykestrel.snapshot import path_bytes
 
 if TYPE_CHECKING:
     from pykestrel.model import Model
@@ -32,6 +34,7 @@ TokenIds: TypeAlias = Sequence[int] | NDArray[Any]
 
 _INT32_P = ctypes.POINTER(ctypes.c_int32)
 _FLOAT_P = ctypes.POINTER(ctypes.c_float)
+_DEFAULT_CHUNK = 512  # the library's
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class Session:
         kv_type: "auto" (f16), "f32", "f16", "q8".
         trace: called with a TraceEvent at every stage of every pass; slows everything down.
 
+    Attributes:
+        model: the model it was opened on.
+        kv_type: "f32", "f16" or "q8".
+        chunk_size: most tokens of a pass.
+
     One caller at a time: a second thread gets `Busy`. `cancel` and `seq_len` are free for all.
     Unless a method says otherwise, a call that fails leaves the timeline as it was.
     """
@@ -67,6 +75,7 @@ class Session:
         trace: Callable[[TraceEvent], None] | None = None,
     ) -> None:
         self.model = model
+        self.kv_type = "f16" if kv_type == "auto" else kv_type
         self._library = model._library
         self._trace_error: list[BaseException] = []
         self._trace_fn = _trace_callback(trace, self._trace_error) if trace else _ffi.TraceFn()
@@ -90,6 +99,7 @@ class Session:
             )
             self._finalizer = weakref.finalize(self, self._handle.close)
             model._sessions.add(self)
+        self.chunk_size = min(chunk_size or _DEFAULT_CHUNK, self.context_length)
 
     # -- doors -----------------------------------------------------------------------------------
 
@@ -204,6 +214,36 @@ class Session:
     def generate(self, prompt_ids: TokenIds, **options: Any) -> Generated:
         """Answer a prompt and return everything at the end; the options are those of `stream`."""
         return self.stream(prompt_ids, **options).collect()
+
+    # -- snapshots -------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline (ids, KV rows, last logits) to a file.
+
+        The file appears by rename: afterwards there is the old one or the new one, never a mix.
+
+        Raises:
+            FileError: it could not be written; nothing is left behind then.
+            InvalidArgument: the timeline is empty.
+        """
+        name, error = path_bytes(path), _ffi.Error()
+        with self._handle.call() as pointer:
+            status = self._library.kestrel_snapshot_save(pointer, name, error)
+        self._check(status, error)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Replace the timeline by the one in a file, whose every byte is checked before.
+
+        Raises:
+            FileError: it could not be read.
+            FormatError: it is damaged.
+            Mismatch: it was made with another model, weight type, KV type or version, or has more
+                tokens than fit.
+        """
+        name, error = path_bytes(path), _ffi.Error()
+        with self._handle.call() as pointer:
+            status = self._library.kestrel_snapshot_restore(pointer, name, error)
+        self._check(status, error)
 
     # -- state -----------------------------------------------------------------------------------
 
