@@ -89,6 +89,7 @@ typedef struct ks_progress {
     int32_t n_drafted; /* drafts of the last verify pass; 0 after a plain decode */
     int32_t n_right; /* of them, confirmed */
     const float *logits; /* of the token n_final - 1 */
+    int32_t pass_ids[1 + KS_DRAFT_MAX]; /* the next pass: the sampled token, then drafts */
 } ks_progress;
 
 static bool is_stop_id(const kestrel_request *request, int32_t token_id)
@@ -171,41 +172,6 @@ static void settle(kestrel_session *session, ks_progress *progress, kestrel_spec
     progress->logits = session->logits;
 }
 
-static kestrel_status decode_one(kestrel_session *session, int32_t token_id, ks_progress *progress,
-                                 kestrel_stats *stats, kestrel_error *error)
-{
-    double start = ks_now();
-    kestrel_status status = kestrel_decode(session, token_id, error);
-    if (status == KESTREL_OK) {
-        ks_spec_decoded(&session->spec, ks_now() - start);
-        stats->n_decodes++;
-        progress->n_final = session->seq_len;
-        progress->logits = session->logits;
-    }
-    return status;
-}
-
-/* The token and k drafts in one pass. */
-static kestrel_status verify_some(kestrel_session *session, int32_t token_id, int32_t k,
-                                  ks_progress *progress, kestrel_stats *stats, kestrel_error *error)
-{
-    int32_t ids[1 + KS_DRAFT_MAX] = {token_id};
-    memcpy(ids + 1, session->spec.draft.ids, (size_t)k * sizeof(int32_t));
-    double start = ks_now();
-    kestrel_status status = kestrel_verify(session, ids, 1 + k, error);
-    if (status == KESTREL_OK) {
-        double seconds = ks_now() - start;
-        ks_spec_verified(&session->spec, k, seconds);
-        stats->spec.n_tries++;
-        stats->spec.n_drafted += k;
-        stats->spec.seconds_saved -= seconds - session->spec.decode_seconds;
-        *progress = (ks_progress){.n_final = progress->n_final + 1,
-                                  .n_drafted = k,
-                                  .logits = kestrel_logits_at(session, 0)};
-    }
-    return status;
-}
-
 /* Drafts that can still become tokens of this answer. */
 static int32_t most_drafts(const kestrel_session *session, const kestrel_request *request,
                            const ks_progress *progress, int32_t n_generated)
@@ -220,9 +186,12 @@ static int32_t most_drafts(const kestrel_session *session, const kestrel_request
     return k;
 }
 
-/* Gets the logits after the sampled token: it was drafted and is computed already, or a pass is due. */
-static kestrel_status advance(kestrel_session *session, const ks_completion *completion,
-                              int32_t token_id, ks_progress *progress, kestrel_error *error)
+enum { COMPUTED_ALREADY = -1 };
+
+/* How the logits after the sampled token are to be had: it was drafted and its row is there already, or
+ * by a decode (0), or by verifying it together with k drafts. */
+static int32_t choose_pass(kestrel_session *session, const ks_completion *completion,
+                           int32_t token_id, ks_progress *progress)
 {
     const kestrel_request *request = completion->request;
     kestrel_stats *stats = completion->stats;
@@ -231,55 +200,90 @@ static kestrel_status advance(kestrel_session *session, const ks_completion *com
         progress->n_right++;
         stats->spec.n_hits++;
         progress->logits = kestrel_logits_at(session, progress->n_right);
-        return KESTREL_OK;
+        return COMPUTED_ALREADY;
     }
     settle(session, progress, &stats->spec, false);
     session->token_ids[progress->n_final] = token_id; /* past seq_len: for the lookup only */
     int32_t k = ks_spec_choose(
         &session->spec, request->spec, session->token_ids, progress->n_final + 1,
         most_drafts(session, request, progress, stats->n_generated), stats->n_generated);
-    if (k == 0) {
-        return decode_one(session, token_id, progress, stats, error);
+    if (k > 0 && ks_reserve_verify_rows(session, 1 + k, NULL) != KESTREL_OK) {
+        k = 0; /* no room for the logits of several tokens is no reason to end an answer */
     }
-    kestrel_status status = verify_some(session, token_id, k, progress, stats, error);
-    /* No room for the logits of several tokens is no reason to end an answer. */
-    return status == KESTREL_NO_MEMORY ? decode_one(session, token_id, progress, stats, error)
-                                       : status;
+    progress->pass_ids[0] = token_id;
+    memcpy(progress->pass_ids + 1, session->spec.draft.ids, (size_t)k * sizeof(int32_t));
+    return k;
+}
+
+/* Books a pass that succeeded. */
+static void account(kestrel_session *session, kestrel_stats *stats, int32_t k, double seconds,
+                    ks_progress *progress)
+{
+    progress->n_final++;
+    progress->n_drafted = k;
+    progress->n_right = 0;
+    if (k == 0) {
+        ks_spec_decoded(&session->spec, seconds);
+        stats->n_decodes++;
+        progress->logits = session->logits;
+        return;
+    }
+    ks_spec_verified(&session->spec, k, seconds);
+    stats->spec.n_tries++;
+    stats->spec.n_drafted += k;
+    stats->spec.seconds_saved -= seconds - session->spec.decode_seconds;
+    progress->logits = kestrel_logits_at(session, 0);
+}
+
+/* Reports the sampled token; true if it is the last one. */
+static bool emit(kestrel_session *session, const ks_completion *completion,
+                 const ks_progress *progress, int32_t token_id)
+{
+    kestrel_stats *stats = completion->stats;
+    if (stats->n_generated++ == 0) {
+        stats->first_token_seconds = ks_now() - completion->start;
+    }
+    ks_spec_observe(&session->spec, progress->n_final, token_id);
+    stats->finish =
+        finish_after(session, completion->request, progress, token_id, stats->n_generated);
+    kestrel_token token = {.index = stats->n_generated - 1,
+                           .position = progress->n_final,
+                           .token_id = token_id,
+                           .finish = stats->finish};
+    bool stop = report(session, completion, progress->logits, &token);
+    if (stats->finish == KESTREL_FINISH_NONE && (stop || atomic_load(&session->cancelled))) {
+        stats->finish = KESTREL_FINISH_CANCELLED;
+    }
+    return stats->finish != KESTREL_FINISH_NONE;
 }
 
 KS_LESSON_FRAME kestrel_status decode_loop(kestrel_session *session,
                                            const ks_completion *completion, kestrel_error *error)
 {
-    const kestrel_request *request = completion->request;
-    kestrel_stats *stats = completion->stats;
     ks_progress progress = {.n_final = session->seq_len, .logits = session->logits};
     kestrel_status status = KESTREL_OK;
     while (status == KESTREL_OK) {
         int32_t token_id = -1;
-        status = sample(session, &request->sampling, progress.logits, progress.n_final, &token_id,
-                        error);
-        if (status != KESTREL_OK) {
+        status = sample(session, &completion->request->sampling, progress.logits, progress.n_final,
+                        &token_id, error);
+        if (status != KESTREL_OK || emit(session, completion, &progress, token_id)) {
             break;
         }
-        if (stats->n_generated++ == 0) {
-            stats->first_token_seconds = ks_now() - completion->start;
+        int32_t k = choose_pass(session, completion, token_id, &progress);
+        if (k == COMPUTED_ALREADY) {
+            continue;
         }
-        ks_spec_observe(&session->spec, progress.n_final, token_id);
-        stats->finish = finish_after(session, request, &progress, token_id, stats->n_generated);
-        kestrel_token token = {.index = stats->n_generated - 1,
-                               .position = progress.n_final,
-                               .token_id = token_id,
-                               .finish = stats->finish};
-        bool stop = report(session, completion, progress.logits, &token);
-        if (stats->finish == KESTREL_FINISH_NONE && (stop || atomic_load(&session->cancelled))) {
-            stats->finish = KESTREL_FINISH_CANCELLED;
+        double start = ks_now();
+        if (k == 0) {
+            status = kestrel_decode(session, token_id, error);
+        } else {
+            status = kestrel_verify(session, progress.pass_ids, 1 + k, error);
         }
-        if (stats->finish != KESTREL_FINISH_NONE) {
-            break;
+        if (status == KESTREL_OK) {
+            account(session, completion->stats, k, ks_now() - start, &progress);
         }
-        status = advance(session, completion, token_id, &progress, error);
     }
-    settle(session, &progress, &stats->spec, true);
+    settle(session, &progress, &completion->stats->spec, true);
     return status;
 }
 
