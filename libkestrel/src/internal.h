@@ -34,6 +34,9 @@ enum { KS_MAX_HEAD_DIM = 512 };
 
 /* Address space that reads as zero and costs memory only where it is touched. NULL if refused. */
 void *ks_reserve(size_t n_bytes);
+/* The same for memory that will be filled and then streamed through: huge pages where the system gives
+ * them, which a processor reads 20 to 30 % faster. */
+void *ks_reserve_huge(size_t n_bytes);
 void ks_unreserve(void *memory, size_t n_bytes);
 
 /* Hands out 64-byte aligned pieces of one reservation. First pass with base NULL to add up the size,

@@ -16,6 +16,15 @@ void *ks_reserve(size_t n_bytes)
     return memory == MAP_FAILED ? NULL : memory;
 }
 
+void *ks_reserve_huge(size_t n_bytes)
+{
+    void *memory = ks_reserve(n_bytes);
+    if (memory != NULL) {
+        madvise(memory, n_bytes, MADV_HUGEPAGE); /* refused: the same memory, a little slower */
+    }
+    return memory;
+}
+
 void ks_unreserve(void *memory, size_t n_bytes)
 {
     if (memory != NULL) {

@@ -415,7 +415,7 @@ kestrel_status ks_bind_weights(kestrel_model *model, kestrel_error *error)
     }
     if (b.status == KESTREL_OK) {
         model->packed_bytes = b.arena.used + 64;
-        model->packed = ks_reserve(model->packed_bytes);
+        model->packed = ks_reserve_huge(model->packed_bytes);
         if (model->packed == NULL) {
             b.status = ks_fail(error, KESTREL_NO_MEMORY,
                                "no memory for %zu bytes of converted weights", model->packed_bytes);
