@@ -34,9 +34,12 @@ if TYPE_CHECKING:
     )
     from pykestrel.chat import Chat
     from pykestrel.completion import Completion, Generated, Prefix, SpecStats, Stats, Token
+    from pykestrel.kv_store import KvStore
     from pykestrel.model import Model, ModelInfo
+    from pykestrel.pool import PoolStats, SessionPool
     from pykestrel.sampling import SamplingParams
     from pykestrel.session import Session, TraceEvent
+    from pykestrel.splice import Turns
     from pykestrel.template import ChatTemplate
     from pykestrel.text import TextStream
     from pykestrel.tokenizer import TextDecoder, Tokenizer
@@ -49,9 +52,12 @@ _MODULES = {
     ),
     "chat": ("Chat",),
     "completion": ("Completion", "Generated", "Prefix", "SpecStats", "Stats", "Token"),
+    "kv_store": ("KvStore",),
     "model": ("Model", "ModelInfo"),
+    "pool": ("PoolStats", "SessionPool"),
     "sampling": ("SamplingParams",),
     "session": ("Session", "TraceEvent"),
+    "splice": ("Turns",),
     "template": ("ChatTemplate",),
     "text": ("TextStream",),
     "tokenizer": ("TextDecoder", "Tokenizer"),
@@ -60,10 +66,11 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Busy", "Cancelled", "Chat", "ChatTemplate", "Closed", "Completion", "ContextFull", "FileError",
-    "FormatError", "Generated", "InvalidArgument", "KestrelError", "LoadError", "Mismatch", "Model",
-    "ModelInfo", "OutOfMemory", "Prefix", "PullError", "SamplingParams", "Session", "SpecStats",
-    "Stats", "TemplateError", "TextDecoder", "TextStream", "Token", "Tokenizer", "TokenizerError",
-    "TraceEvent", "Unsupported", "__version__",
+    "FormatError", "Generated", "InvalidArgument", "KestrelError", "KvStore", "LoadError",
+    "Mismatch", "Model", "ModelInfo", "OutOfMemory", "PoolStats", "Prefix", "PullError",
+    "SamplingParams", "Session", "SessionPool", "SpecStats", "Stats", "TemplateError",
+    "TextDecoder", "TextStream", "Token", "Tokenizer", "TokenizerError", "TraceEvent", "Turns",
+    "Unsupported", "__version__",
 ]  # fmt: skip
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pykestrel.sampling import SamplingParams
+from pykestrel.splice import Turns
 from pykestrel.text import TextStream
 
 if TYPE_CHECKING:
+    from pykestrel.kv_store import KvStore
     from pykestrel.session import Session
 
 
@@ -21,6 +23,10 @@ class Chat:
         max_tokens: of one answer; 0: as many as fit.
         reuse_prefix: keep the rows of earlier turns.
         spec, spec_k: speculation, as for `Session.stream`.
+        splice: give earlier answers back to the model as the ids it sampled, whatever the template
+            makes of their text; see pykestrel/splice.py. False: the template decides, and may drop
+            an earlier answer's reasoning, which is then computed again without it.
+        kv_store: where timelines are kept between processes.
         variables: for the template, such as enable_thinking=False.
 
     Attributes:
@@ -39,6 +45,8 @@ class Chat:
         reuse_prefix: bool = True,
         spec: str = "auto",
         spec_k: int = 0,
+        splice: bool = True,
+        kv_store: KvStore | None = None,
         **variables: Any,
     ) -> None:
         self.session = session
@@ -49,6 +57,8 @@ class Chat:
         self.reuse_prefix = reuse_prefix
         self.spec = spec
         self.spec_k = spec_k
+        self.turns = Turns() if splice else None
+        self.kv_store = kv_store
         self.variables = variables
         self.messages: list[dict[str, Any]] = []
         self.reset()
@@ -64,14 +74,22 @@ class Chat:
         joins as far as it came; one that failed, or never began, leaves the messages as they were.
         """
         messages = [*self.messages, {"role": "user", "content": content}]
+        prompt_ids = self._encode(messages)
+        if self.kv_store is not None:
+            self.kv_store.restore(self.session, prompt_ids)
 
         def on_end(stream: TextStream) -> None:
             if stream.text or stream.finish != "cancelled":
                 self.messages = [*messages, {"role": "assistant", "content": stream.text}]
+                if self.turns is not None:
+                    token_ids = [*prompt_ids, *stream.answer_ids]
+                    self.turns.remember(self.messages, token_ids, **self.variables)
+            if self.kv_store is not None and stream.finish != "cancelled":
+                self.kv_store.save(self.session)
 
         return TextStream(
             self.session,
-            self.session.model.encode_chat(messages, **self.variables),
+            prompt_ids,
             max_tokens=self.max_tokens,
             stop_ids=self.stop_ids,
             sampling=self.sampling,
@@ -80,3 +98,9 @@ class Chat:
             spec_k=self.spec_k,
             on_end=on_end,
         )
+
+    def _encode(self, messages: list[dict[str, Any]]) -> list[int]:
+        model = self.session.model
+        if self.turns is None:
+            return model.encode_chat(messages, **self.variables)
+        return self.turns.encode_chat(model, messages, **self.variables)

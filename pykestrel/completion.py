@@ -25,6 +25,7 @@ from pykestrel.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from pykestrel.session import Session
+    from pykestrel.tokenizer import Tokenizer
 
 _QUEUE_LENGTH = 64
 
@@ -63,6 +64,23 @@ class Prefix:
     cached_id: int
     new_id: int
 
+    def explain(self, tokenizer: Tokenizer) -> str:
+        """The same in words, with the two tokens decoded."""
+
+        def shown(token_id: int) -> str:
+            return f"{token_id} {tokenizer.piece(token_id)!r}"
+
+        if self.cached_id == self.new_id:
+            return f"{self.n_kept} tokens kept; the last one of the prompt is computed again"
+        if self.cached_id >= 0:
+            return (
+                f"{self.n_kept} tokens kept; at position {self.n_kept} the timeline had "
+                f"{shown(self.cached_id)}, the prompt has {shown(self.new_id)}"
+            )
+        if self.n_kept == 0:
+            return "nothing kept: the timeline was empty"
+        return f"{self.n_kept} tokens kept, all there were; then {shown(self.new_id)}"
+
 
 @dataclass(frozen=True)
 class SpecStats:
@@ -73,6 +91,11 @@ class SpecStats:
     n_hits: int  # drafted tokens that were right
     n_rolled_back: int  # rows that were computed and taken back
     seconds_saved: float  # an estimate
+
+    @property
+    def mean_run(self) -> float:
+        """Drafted tokens accepted per verify pass, 0 without any."""
+        return self.n_hits / self.n_tries if self.n_tries else 0.0
 
 
 @dataclass(frozen=True)

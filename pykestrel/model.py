@@ -20,7 +20,10 @@ from pykestrel._interrupt import interruptible
 from pykestrel.checkpoint import GenerationDefaults, require_directory
 
 if TYPE_CHECKING:
-    from pykestrel.session import Session, TraceEvent
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pykestrel.session import Session, TokenIds, TraceEvent
     from pykestrel.template import ChatTemplate
     from pykestrel.tokenizer import Tokenizer
 
@@ -215,6 +218,20 @@ class Model:
                 pointers, ids_pointer(ids), len(handles), error
             )
         _loader.check(status, error)
+
+    def score(self, token_ids: TokenIds, *, kv_type: str = "auto") -> NDArray[np.float64]:
+        """Natural log-probabilities of all tokens but the first, each after those before it.
+
+        float64 [n - 1]; entry i belongs to token_ids[i + 1]. At most max_context + 1 tokens; a
+        longer text is for `scoring.perplexity`, which cuts it into windows.
+        """
+        from pykestrel.scoring import score
+        from pykestrel.session import ids_array
+
+        ids = ids_array(token_ids)
+        context = min(max(len(ids) - 1, 1), self.info.max_context)
+        with self.session(context_length=context, kv_type=kv_type) as session:
+            return score(session, ids)
 
     # -- life ------------------------------------------------------------------------------------
 

@@ -70,6 +70,11 @@ class TextStream:
         return pieces
 
     @property
+    def answer_ids(self) -> list[int]:
+        """The ids of the tokens, without a stop id that ended the answer."""
+        return [token.token_id for token in self.tokens if token.finish != "stop"]
+
+    @property
     def stats(self) -> Stats | None:
         """What it took; None before the end."""
         return self._completion.stats

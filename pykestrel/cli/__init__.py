@@ -22,6 +22,8 @@ COMMANDS = {
     "chat": "Talk with a model.",
     "inspect": "Show a checkpoint: configuration, tensors, memory needed.",
     "tokenize": "Show the tokens of a text, or the text of tokens.",
+    "perplexity": "Tell how well a model predicts a text.",
+    "quantize": "Make a packed copy of a checkpoint.",
     "import": "Make a checkpoint directory of a GGUF file.",
     "pull": "Fetch a checkpoint from the Hugging Face hub.",
     "bench": "Measure how fast a model runs here.",

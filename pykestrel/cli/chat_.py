@@ -33,6 +33,11 @@ _SOFT_SWITCHES = ("/think", "/no_think")
 @options.chat_options
 @options.sampling_options
 @options.engine_options
+@click.option(
+    "--no-splice",
+    is_flag=True,
+    help="Let the template write earlier answers anew, and drop their reasoning if it does so.",
+)
 def command(model_path: Path | None, **given: Any) -> None:
     """Talk with a model. /help lists what can be typed beside messages.
 
@@ -41,6 +46,7 @@ def command(model_path: Path | None, **given: Any) -> None:
     """
     from pykestrel.chat import Chat
 
+    kv_store = options.open_kv_store(given)
     with (
         options.open_model(model_path, given) as model,
         options.open_session(model, given) as session,
@@ -55,15 +61,17 @@ def command(model_path: Path | None, **given: Any) -> None:
             reuse_prefix=not given["no_prefix_kv"],
             spec=given["spec"],
             spec_k=given["spec_k"],
+            splice=not given["no_splice"],
+            kv_store=kv_store,
             **options.template_variables(given),
         )
         interactive = sys.stdin is not None and sys.stdin.isatty()
         for line in _typed_lines() if interactive else _piped_lines():
-            if not _obey(chat, line, interactive=interactive):
+            if not _obey(chat, line, interactive=interactive, verbose=given["verbose"]):
                 break
 
 
-def _obey(chat: Chat, line: str, *, interactive: bool) -> bool:
+def _obey(chat: Chat, line: str, *, interactive: bool, verbose: bool) -> bool:
     """Carry out one line; False to leave."""
     line = line.strip()
     word = line.partition(" ")[0]
@@ -79,11 +87,12 @@ def _obey(chat: Chat, line: str, *, interactive: bool) -> bool:
     elif word.startswith("/") and not word.startswith("//") and word not in _SOFT_SWITCHES:
         click.echo(f"{word} is no command; /help lists them, // begins a message", err=True)
     else:
-        _answer(chat, line[1:] if line.startswith("//") else line, interactive=interactive)
+        message = line[1:] if line.startswith("//") else line
+        _answer(chat, message, interactive=interactive, verbose=verbose)
     return True
 
 
-def _answer(chat: Chat, message: str, *, interactive: bool) -> None:
+def _answer(chat: Chat, message: str, *, interactive: bool, verbose: bool) -> None:
     from pykestrel._errors import ContextFull
 
     try:
@@ -101,7 +110,7 @@ def _answer(chat: Chat, message: str, *, interactive: bool) -> None:
         click.echo(f"{error}; /reset begins anew", err=True)
         return
     if stream.stats is not None:
-        click.echo(options.summary(stream.stats), err=True)
+        options.echo_figures(chat.session.model, stream.stats, verbose=verbose)
 
 
 def _piped_lines() -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ import click
 
 if TYPE_CHECKING:
     from pykestrel.completion import Stats
+    from pykestrel.kv_store import KvStore
     from pykestrel.model import Model
     from pykestrel.sampling import SamplingParams
     from pykestrel.session import Session
@@ -36,6 +38,20 @@ def _all(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+class _Size(click.ParamType):
+    """A number of bytes: 300, 512M, 4G (powers of 1024)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d{1,15})([KMGT]?)B?", str(value).strip().upper())
+        if match is None:
+            self.fail(f"{value!r} is no size such as 512M or 4G", param, ctx)
+        return int(match[1]) << 10 * " KMGT".index(match[2] or " ")
+
+
 model_option = click.option(
     "-m",
     "--model",
@@ -45,7 +61,7 @@ model_option = click.option(
     help="Checkpoint directory. Default: the small model inside the package.",
 )
 
-engine_options = _all(
+weight_options = _all(
     click.option("--weight-type", "--quant", default="auto", show_default=True,
                  type=click.Choice(["auto", "f32", "bf16", "f16", "q8", "q4"]),
                  help="How weights are kept in memory; auto: as stored."),
@@ -60,28 +76,32 @@ engine_options = _all(
                  help="Threads for decode. Default: the library's choice."),
     click.option("--threads-prefill", type=_COUNT, default=0, metavar="N",
                  help="Threads for prefill. Default: as --threads."),
-    click.option("--context", "context_length", type=_COUNT, default=0, metavar="N",
-                 help="Context length in tokens. Default: the model's, at most 4096."),
     click.option("--chunk", "chunk_size", type=_COUNT, default=0, metavar="N",
                  help="Tokens per prefill pass. Default: 512."),
+)  # fmt: skip
+
+timing_options = _all(
+    click.option("--timing", is_flag=True, help="Show the library's log lines on stderr."),
+    click.option("-v", "--verbose", is_flag=True,
+                 help="Show its debug lines too, why a cached prefix ended, what speculation did."),
+)  # fmt: skip
+
+engine_options = _all(
+    weight_options,
+    click.option("--context", "context_length", type=_COUNT, default=0, metavar="N",
+                 help="Context length in tokens. Default: the model's, at most 4096."),
     click.option("--no-prefix-kv", is_flag=True,
                  help="Compute every prompt whole; reuse nothing."),
-    click.option(
-        "--spec",
-        default="auto",
-        show_default=True,
-        type=click.Choice(["off", "auto", "on"]),
-        help="Speculate; auto: where it gains. Never changes the answer.",
-    ),
-    click.option(
-        "--spec-k",
-        type=click.IntRange(0, 15),
-        default=0,
-        metavar="K",
-        help="Most tokens of a draft. Default: 8.",
-    ),
-    click.option("--timing", is_flag=True, help="Show the library's log lines on stderr."),
-    click.option("-v", "--verbose", is_flag=True, help="Show its debug lines too."),
+    click.option("--kv-dir", metavar="DIR", type=click.Path(path_type=Path),
+                 help="Keep timelines in this directory: what it has need not be computed."),
+    click.option("--kv-budget", metavar="SIZE", type=_Size(), default="4G", show_default=True,
+                 help="Most bytes of --kv-dir; what served longest ago goes."),
+    click.option("--spec", default="auto", show_default=True,
+                 type=click.Choice(["off", "auto", "on"]),
+                 help="Speculate; auto: where it gains. Never changes the answer."),
+    click.option("--spec-k", type=click.IntRange(0, 15), default=0, metavar="K",
+                 help="Most tokens of a draft. Default: 8."),
+    timing_options,
 )  # fmt: skip
 
 sampling_options = _all(
@@ -144,6 +164,17 @@ def resolve_model(model_path: Path | None) -> Path:
 def open_session(model: Model, options: dict[str, Any]) -> Session:
     """A session as the options ask for it."""
     return model.session(**{name: options[name] for name in SESSION_NAMES})
+
+
+def open_kv_store(options: dict[str, Any]) -> KvStore | None:
+    """The store of --kv-dir, if there is one."""
+    if options["kv_dir"] is None:
+        return None
+    if options["no_prefix_kv"]:
+        raise click.UsageError("--no-prefix-kv leaves nothing for --kv-dir to do")
+    from pykestrel.kv_store import KvStore
+
+    return KvStore(options["kv_dir"], max_bytes=options["kv_budget"])
 
 
 def sampling_params(model: Model, options: dict[str, Any]) -> SamplingParams:
@@ -262,3 +293,17 @@ def summary(stats: Stats) -> str:
         f"decode={rate(stats.decode_rate)} tok/s first_token={stats.first_token_seconds:.3f} s "
         f"finish={stats.finish or 'failed'}"
     )
+
+
+def echo_figures(model: Model, stats: Stats, *, verbose: bool) -> None:
+    """The summary line on standard error, and with -v what lies behind it."""
+    if verbose:
+        spec = stats.spec
+        click.echo(f"[kestrel] prefix: {stats.prefix.explain(model.tokenizer)}", err=True)
+        click.echo(
+            f"[kestrel] spec: tries={spec.n_tries} drafted={spec.n_drafted} hits={spec.n_hits} "
+            f"kv_rolls={spec.n_rolled_back} mean_run={spec.mean_run:.2f} "
+            f"saved={spec.seconds_saved:.3f} s",
+            err=True,
+        )
+    click.echo(summary(stats), err=True)

@@ -49,15 +49,19 @@ def command(
         raise click.UsageError("the prompt is empty")
     if given["raw"] and given["system"] is not None:
         raise click.UsageError("--system has no place in a --raw prompt")
+    kv_store = options.open_kv_store(given)
     with (
         options.open_model(model_path, given) as model,
         options.open_session(model, given) as session,
     ):
         from pykestrel.text import TextStream
 
+        prompt_ids = _prompt_ids(model, text, given)
+        if kv_store is not None:
+            kv_store.restore(session, prompt_ids)
         stream = TextStream(
             session,
-            _prompt_ids(model, text, given),
+            prompt_ids,
             max_tokens=given["max_tokens"],
             stop_ids=options.stop_ids(model, given),
             sampling=options.sampling_params(model, given),
@@ -71,7 +75,9 @@ def command(
         if given["logprobs"] is not None:
             _list_logprobs(model, stream.tokens)
         if stream.stats is not None:
-            click.echo(options.summary(stream.stats), err=True)
+            options.echo_figures(model, stream.stats, verbose=given["verbose"])
+        if kv_store is not None and not interrupted:
+            kv_store.save(session)
     if interrupted:
         ctx.exit(INTERRUPTED)
 

@@ -242,7 +242,7 @@ def test_the_estimate_is_never_below_the_file(model, store, filled):
 def test_a_bad_entry_is_removed_with_one_warning(model, store, filled, caplog, damage):
     ids = ids_of(1, 100)
     store.save(filled(ids))
-    store.save(filled(ids[:60] + [201]))
+    store.save(filled([*ids[:60], 201]))
     path = next(p for p in entries(store) if len(peek(p).token_ids) == 100)
     data = bytearray(path.read_bytes())
     if damage == "flip":
@@ -353,7 +353,7 @@ def test_a_directory_that_vanished(model, store, filled, caplog):
 def test_an_entry_that_vanishes_after_the_lookup(model, store, filled, caplog, monkeypatch):
     ids = ids_of(1, 100)
     store.save(filled(ids))
-    store.save(filled(ids[:60] + [201]))
+    store.save(filled([*ids[:60], 201]))
     longest = KvStore._longest
 
     def and_remove(self, *arguments):

@@ -1,0 +1,157 @@
+"""`quantize`: a packed copy of a checkpoint, which opens without conversion.
+
+The library packs the tensors into one safetensors file; this module puts what else a checkpoint
+has beside it, and sees to it that the directory appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pykestrel import _ffi, _loader
+from pykestrel._directory import copy_file, free_destination, fresh_directory, require_space
+from pykestrel._errors import FileError, InvalidArgument
+from pykestrel._interrupt import interruptible
+from pykestrel.checkpoint import Summary, TensorInfo, summarize, weight_files
+from pykestrel.model import int32, member
+
+# Everything that belongs to a checkpoint but its weights.
+_COMPANIONS = (
+    "*.json", "*.jinja", "additional_chat_templates/*.jinja", "vocab.txt", "merges.txt",
+    "tokenizer.model", "LICENSE*", "NOTICE*",
+)  # fmt: skip
+_ROW_BLOCK, _GROUP = 8, 32  # docs/numerics.md
+_BITS = {"q4": 4.5, "q8": 8.5}  # per weight, the group's scale included
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """What `quantize` did. Sizes in bytes of the tensors' files."""
+
+    path: Path
+    weight_type: str
+    n_parameters: int
+    source_bytes: int
+    n_bytes: int
+    seconds: float
+
+
+def quantize(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    weight_type: str,
+    *,
+    threads: int = 0,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+) -> QuantizeReport:
+    """Write a packed copy of the checkpoint directory `source` as `destination`.
+
+    Args:
+        weight_type: "q4" or "q8", of the layers' matrices; embedding and head are always q8.
+        threads: 0 lets the library choose.
+        progress: called as progress(done, total) with bytes of the packed tensors.
+        overwrite: replace `destination` if it is a checkpoint directory or empty.
+
+    Raises:
+        FileError: the source cannot be read, or the destination exists or cannot be written, or
+            the disk is too full. Nothing has changed then, nor after any other exception.
+        FormatError, Unsupported: the source is damaged, or packed already.
+    """
+    started = time.monotonic()
+    if weight_type not in _BITS:
+        raise InvalidArgument(f"weight_type must be q4 or q8, not {weight_type!r}")
+    int32("threads", threads)
+    source = Path(source)
+    summary = summarize(source)
+    target = free_destination(Path(destination), sources=[source], overwrite=overwrite)
+    require_space(target, _estimate(summary, weight_type))
+    try:
+        with fresh_directory(target, "quantize") as directory:
+            packed = directory / "model.safetensors"
+            _pack(source, packed, weight_type, threads, progress)
+            for file in _companions(source):
+                copy = directory / file.relative_to(source)
+                copy.parent.mkdir(exist_ok=True)
+                copy_file(file, copy)
+            n_bytes = packed.stat().st_size
+    except OSError as error:
+        reason = error.strerror or error
+        raise FileError(f"{target}: cannot be written: {reason}") from error
+    return QuantizeReport(
+        path=target,
+        weight_type=weight_type,
+        n_parameters=summary.n_parameters,
+        source_bytes=sum(file.stat().st_size for file in weight_files(source)),
+        n_bytes=n_bytes,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _pack(
+    source: Path, path: Path, weight_type: str, threads: int, progress: Progress | None
+) -> None:
+    """kestrel_quantize; Ctrl-C, and an exception in `progress`, stop it at the next step."""
+    stopped = threading.Event()
+    problems: list[BaseException] = []
+
+    @_ffi.ProgressFn
+    def step(_user: Any, done: int, total: int) -> int:
+        try:
+            if progress is not None and not stopped.is_set():
+                progress(done, total)
+        except BaseException as problem:
+            problems.append(problem)
+            stopped.set()
+        return int(stopped.is_set())
+
+    def work() -> tuple[int, _ffi.Error]:
+        error = _ffi.Error()
+        status = _loader.library().kestrel_quantize(
+            os.fsencode(source),
+            os.fsencode(path),
+            member(_ffi.WeightType, "weight_type", weight_type),
+            threads,
+            step,
+            None,
+            ctypes.byref(error),
+        )
+        return status, error
+
+    status, error = interruptible(work, cancel=stopped.set)
+    if problems:
+        raise problems[0]
+    _loader.check(status, error)
+
+
+def _companions(source: Path) -> list[Path]:
+    found = {file for pattern in _COMPANIONS for file in source.glob(pattern)}
+    return sorted(
+        file for file in found if file.is_file() and not file.name.endswith(".index.json")
+    )
+
+
+def _estimate(summary: Summary, weight_type: str) -> int:
+    """Bytes that the copy will take, or a little more."""
+
+    def n_bytes(tensor: TensorInfo) -> int:
+        always_q8 = tensor.name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        if len(tensor.shape) != 2 or not (always_q8 or tensor.name.endswith("_proj.weight")):
+            return tensor.n_bytes
+        rows = -(-tensor.shape[0] // _ROW_BLOCK) * _ROW_BLOCK
+        columns = -(-tensor.shape[1] // _GROUP) * _GROUP
+        bits = _BITS["q8"] if always_q8 else _BITS[weight_type]
+        return int(rows * columns * bits / 8)
+
+    header = 300 * len(summary.tensors)
+    others = sum(file.stat().st_size for file in _companions(summary.directory))
+    return sum(n_bytes(tensor) + 64 for tensor in summary.tensors) + header + others
