@@ -164,8 +164,9 @@ class Doors:
         spec_k: int = 0,
         stop_ids: Sequence[int] = (),
         reuse: bool = True,
+        temperature: float = 0.0,
     ) -> tuple[list[int], _ffi.Stats]:
-        """kestrel_run_completion, greedy: the ids and the raw statistics."""
+        """kestrel_run_completion: the ids and the raw statistics."""
         array, stops = ids_array(prompt), ids_array(list(stop_ids))
         request = _ffi.Request(
             struct_size=ctypes.sizeof(_ffi.Request),
@@ -175,6 +176,7 @@ class Doors:
             stop_ids=ids_pointer(stops),
             n_stop_ids=len(stops),
             no_prefix_kv=not reuse,
+            sampling=_ffi.Sampling(temperature=temperature, seed=1),
             spec=spec,
             spec_k=spec_k,
         )

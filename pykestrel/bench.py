@@ -4,8 +4,8 @@ A decode reads every weight and every cached row once, so decodes per second tim
 cannot exceed what the memory delivers: the share of the measured read bandwidth, unlike tokens per
 second, says how much is left to win. It can pass 100 % while everything fits into a cache.
 A prefill is bound by multiply-adds instead; their rate inside the matrix products is reported, and
-its share of a peak if one is given: bench/kernels_bench measures that in registers, which no call of
-this package could.
+its share of a peak if one is given: bench/kernels_bench measures that in registers, which no call
+of this package could.
 """
 
 from __future__ import annotations
