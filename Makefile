@@ -101,7 +101,7 @@ test-reference: $(DEV) library ## The numpy oracle against transformers (downloa
 	$(BIN)/pytest -m reference $(PYTEST_ARGS)
 
 bench: $(RUNTIME) library ## Speed of a model, as a fraction of what this machine's memory allows
-	@$(BIN)/python bench/speed.py $(BENCH_ARGS)
+	@$(BIN)/kestrel bench $(BENCH_ARGS)
 
 bench-kernels: build/release/build.ninja ## Speed of the matrix products alone
 	@cmake --build build/release --target kernels_bench
