@@ -5,13 +5,21 @@ off. `ph` is "B" where something begins and "E" where it ends, as in Chrome trac
 microseconds since the start of the trace. Readers ignore types and keys that they do not know.
 
     meta        what was traced, where, and with which library
-    prefill     kestrel_prefill was entered: args {n_tokens}, the session's state, the backtrace
-    decode      kestrel_decode was entered: args {token_id}, the same
+    prefill     kestrel_prefill was entered (B) or returned (E)
+    decode      kestrel_decode, the same
+    verify      kestrel_verify: a token and its drafts in one pass
+    truncate    kestrel_truncate: rows are taken back
+    sync        kestrel_sync: what of the timeline is kept, and why no more
+    layer       ks_layer_forward: one layer of a pass
+    sample      ks_sample chose an id
+    watch       seq_len or a layer's cache_len changed
     counted     entries that were counted without a stop
     completion  run_completion returned: what the library says about the whole request
     crash       a signal that ends programs, and where it struck
     hang        where the program stood when its time was over
     exit        how it ended
+
+docs/trace-schema.md describes every field.
 """
 
 from __future__ import annotations
@@ -23,6 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 SCHEMA = "kestrel-trace/1"
+DOORS = ("prefill", "decode", "verify", "truncate", "sync", "layer")  # types with B and E
 
 
 class RecordError(ValueError):
@@ -84,7 +93,7 @@ class Meta:
     """The first record."""
 
     type: ClassVar[str] = "meta"
-    target: str  # launch; later also attach, remote, qemu
+    target: str  # launch, attach, remote, qemu
     command: tuple[str, ...]
     gdb: str  # version
     unix_ns: int
@@ -92,15 +101,20 @@ class Meta:
     lib: str = ""
     build_id: str = ""
     build: str = ""  # what kestrel_build_info() says
+    isa: str = ""  # the kernels in use, session->model->kernels->name: "avx2"
+    cpu: str = ""  # the processor that qemu imitates
+    source: str = "gdb-stop"  # or gdb-python: events were written inside gdb, without a stop
+
+    OPTIONAL: ClassVar[tuple[str, ...]] = ("arch", "lib", "build_id", "build", "isa", "cpu")
 
     def to_json(self) -> dict[str, Any]:
-        known = {"arch": self.arch, "lib": self.lib, "build_id": self.build_id, "build": self.build}
+        known = {key: getattr(self, key) for key in self.OPTIONAL}
         return {
             "schema": SCHEMA,
             "clock": "monotonic_us",
             "unix_ns": self.unix_ns,
             "target": self.target,
-            "source": "gdb-stop",
+            "source": self.source,
             "gdb": self.gdb,
             "command": list(self.command),
             **{key: value for key, value in known.items() if value},
@@ -109,7 +123,7 @@ class Meta:
 
 @dataclass(frozen=True)
 class Hit:
-    """A door of the library was entered: type is "prefill" or "decode"."""
+    """A door of the library was entered; `type` is one of DOORS."""
 
     type: str
     ts: float
@@ -130,6 +144,86 @@ class Hit:
             "state": self.state.to_json(),
             "stack": [item.to_json() for item in self.stack],
             "paused_us": self.paused_us,
+        }
+
+
+@dataclass(frozen=True)
+class Return:
+    """The door returned. `result` says what only shows now: for a sync n_kept, cached_id (-1: the
+    timeline ended there) and new_id at position n_kept."""
+
+    type: str
+    ts: float
+    tid: int
+    req: int
+    ret: int | None  # what it returned, a kestrel_status; None if the return was not seen
+    state: State
+    result: Mapping[str, int] = field(default_factory=dict)
+    paused_us: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ph": "E",
+            "ts": self.ts,
+            "tid": self.tid,
+            "req": self.req,
+            "ret": self.ret,
+            **({"result": dict(self.result)} if self.result else {}),
+            "state": self.state.to_json(),
+            "paused_us": self.paused_us,
+        }
+
+
+@dataclass(frozen=True)
+class Sample:
+    """ks_sample chose `id` for a position of the timeline."""
+
+    type: ClassVar[str] = "sample"
+    ts: float
+    tid: int
+    req: int
+    id: int
+    position: int
+    paused_us: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ph": "i",
+            "ts": self.ts,
+            "tid": self.tid,
+            "req": self.req,
+            "id": self.id,
+            "position": self.position,
+            "paused_us": self.paused_us,
+        }
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A watched number changed. `method` is "hardware" (the backtrace is the writer's) or
+    "entry-return" (it is that of the call during which it changed)."""
+
+    type: ClassVar[str] = "watch"
+    ts: float
+    tid: int
+    expr: str  # "seq_len", "cache_len[3]"
+    old: int
+    new: int
+    method: str
+    stack: Stack
+    during: str = ""  # the door during which it changed, where there is no watchpoint
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ph": "i",
+            "ts": self.ts,
+            "tid": self.tid,
+            "expr": self.expr,
+            "old": self.old,
+            "new": self.new,
+            "method": self.method,
+            **({"during": self.during} if self.during else {}),
+            "stack": [item.to_json() for item in self.stack],
         }
 
 
@@ -160,6 +254,11 @@ class Completion:
     n_prompt: int | None = None
     n_cached: int | None = None
     n_generated: int | None = None  # sampled tokens, a stop id included
+    n_verifies: int | None = None  # entries seen by the trace; None if there were none
+    n_tries: int | None = None  # speculation, as the library counts it
+    n_drafted: int | None = None
+    n_hits: int | None = None
+    n_rolled_back: int | None = None
 
     OPTIONAL: ClassVar[tuple[str, ...]] = (
         "max_tokens",
@@ -167,6 +266,11 @@ class Completion:
         "n_prompt",
         "n_cached",
         "n_generated",
+        "n_verifies",
+        "n_tries",
+        "n_drafted",
+        "n_hits",
+        "n_rolled_back",
     )
 
     def to_json(self) -> dict[str, Any]:
@@ -216,7 +320,7 @@ class Hang:
 @dataclass(frozen=True)
 class Exit:
     """The last record. `reason` is "exited", "signalled", or why debugkit ended the program:
-    "timeout", "interrupted", "no-symbols", "debugger-died"."""
+    "timeout", "interrupted", "no-symbols", "debugger-died"; "detached" if it runs on."""
 
     type: ClassVar[str] = "exit"
     ts: float
@@ -228,7 +332,7 @@ class Exit:
         return {"ts": self.ts, "reason": self.reason, "code": self.code, "signal": self.signal}
 
 
-Record = Meta | Hit | Counted | Completion | Crash | Hang | Exit
+Record = Meta | Hit | Return | Sample | Watch | Counted | Completion | Crash | Hang | Exit
 
 
 class Writer:
@@ -303,12 +407,25 @@ def _meta(line: Mapping[str, Any]) -> Meta:
         command=tuple(_optional(line, "command", list, [])),
         gdb=_optional(line, "gdb", str, ""),
         unix_ns=_get(line, "unix_ns", int),
-        **{key: _optional(line, key, str, "") for key in ("arch", "lib", "build_id", "build")},
+        source=_optional(line, "source", str, "gdb-stop"),
+        **{key: _optional(line, key, str, "") for key in Meta.OPTIONAL},
     )
 
 
-def _hit(line: Mapping[str, Any]) -> Hit | None:
-    if _get(line, "ph", str) != "B":
+def _door(line: Mapping[str, Any]) -> Hit | Return | None:
+    phase = _get(line, "ph", str)
+    if phase == "E":
+        return Return(
+            type=line["type"],
+            ts=_get(line, "ts", _NUMBER),
+            tid=_get(line, "tid", int),
+            req=_optional(line, "req", int, 1),
+            ret=_optional(line, "ret", int),
+            state=_state(line),
+            result=dict(_optional(line, "result", dict, {})),
+            paused_us=float(line.get("paused_us") or 0.0),
+        )
+    if phase != "B":
         return None
     return Hit(
         type=line["type"],
@@ -319,6 +436,26 @@ def _hit(line: Mapping[str, Any]) -> Hit | None:
         state=_state(line),
         stack=_stack(line),
         paused_us=float(line.get("paused_us") or 0.0),
+    )
+
+
+def _sample(line: Mapping[str, Any]) -> Sample:
+    numbers = {key: _get(line, key, int) for key in ("tid", "id", "position")}
+    return Sample(
+        ts=_get(line, "ts", _NUMBER),
+        req=_optional(line, "req", int, 1),
+        paused_us=float(line.get("paused_us") or 0.0),
+        **numbers,
+    )
+
+
+def _watch(line: Mapping[str, Any]) -> Watch:
+    return Watch(
+        ts=_get(line, "ts", _NUMBER),
+        stack=_stack(line),
+        during=_optional(line, "during", str, ""),
+        **{key: _get(line, key, int) for key in ("tid", "old", "new")},
+        **{key: _get(line, key, str) for key in ("expr", "method")},
     )
 
 
@@ -337,8 +474,12 @@ def parse(line: Mapping[str, Any]) -> Record | None:
     kind = _get(line, "type", str)
     if kind == "meta":
         return _meta(line)
-    if kind in ("prefill", "decode"):
-        return _hit(line)
+    if kind in DOORS:
+        return _door(line)
+    if kind == "sample":
+        return _sample(line)
+    if kind == "watch":
+        return _watch(line)
     if kind == "counted":
         return Counted(_get(line, "of", str), _get(line, "n", int))
     if kind == "completion":
