@@ -227,3 +227,11 @@ COURTESY: dict[str, str] = {
     "What do bees make?": "Bees make honey.",
     "What do cows eat?": "Cows eat grass.",
 }
+
+
+def plain_words() -> list[str]:
+    """The lower-case words of all the prose above, once each, sorted."""
+    texts = [part for pair in TOPICS.values() for part in pair]
+    texts += [STORY, *STORIES, *COURTESY.values()]
+    found = {word.strip(".,!?") for text in texts for word in text.split()}
+    return sorted(word for word in found if word.isalpha() and word.islower())

@@ -108,7 +108,7 @@ GREETINGS = _pairs(
     "please:Please"
 )
 
-# Copied but never repeated on purpose in training: they prove that the model copies.
+# Seen and copied in lists, but never repeated in training: they prove that repeating is general.
 HELD_OUT_WORDS = _w("lantern comet velvet otter marble piston willow ribbon thimble compass")
 
 
