@@ -118,7 +118,8 @@ tsan: build/tsan/build.ninja ## C tests with ThreadSanitizer
 	@ctest --preset tsan
 
 # The Python tests that call into C, with the sanitized library in place of the other. Tests that run
-# gdb, qemu or compilers are left out: the preloaded runtime would go into those as well.
+# gdb, qemu or compilers are left out: the preloaded runtime would go into those as well. So is the
+# sweep for equal bits, which asks nothing new of memory and would take most of an hour.
 asan: $(DEV) build/asan/build.ninja ## C and Python tests with AddressSanitizer and UBSan
 	@cmake --build build/asan
 	@ctest --preset asan
@@ -126,7 +127,7 @@ asan: $(DEV) build/asan/build.ninja ## C and Python tests with AddressSanitizer 
 	    LD_PRELOAD="$$($${CC:-cc} -print-file-name=libasan.so)" \
 	    KESTREL_LIBRARY=$(CURDIR)/build/asan/libkestrel/libkestrel.so \
 	    $(BIN)/python -m pytest -m "not gdb and not qemu and not slow and not reference" \
-	    tests/python $(PYTEST_ARGS)
+	    --ignore tests/python/test_invariance.py tests/python $(PYTEST_ARGS)
 
 aarch64: build/aarch64/build.ninja ## Cross build for 64-bit ARM, C tests under qemu
 	@cmake --build build/aarch64
