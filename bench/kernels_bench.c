@@ -1,13 +1,14 @@
 /*
- * kernels_bench.c - how fast the matmul kernels are, alone: GMAC/s and GB/s per table, type and batch.
+ * kernels_bench.c - how fast the matmul kernels are, alone: GMAC/s and GB/s per table, type and
+ * batch.
  *
  *     kernels_bench [-k K] [-n N] [-j THREADS] [-i ISA] [-t TYPE] [-b TOKENS] [-s SECONDS] [-c]
  *
  * y = W x with W [N][K], quantising x included, as a layer does it. For few tokens the matrix is
- * repeated in memory until it exceeds any cache, so that decoding reads from memory as it does in a
- * model. Every figure is the median of repeated runs. Besides them two limits of this machine, one
- * thread each: reading memory, and multiply-adds of bytes in registers are what the kernels are
- * measured against in docs/performance.md.
+ * repeated in memory until it exceeds any cache, so that decoding reads from memory as it does in
+ * a model. Every figure is the median of repeated runs. Besides them two limits of this machine,
+ * one thread each: reading memory, and multiply-adds of bytes in registers are what the kernels
+ * are measured against in docs/performance.md.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -63,7 +64,7 @@ static double median(double *values, int n)
     return values[n / 2];
 }
 
-/* ---- one matrix product ------------------------------------------------------------------------------ */
+/* ---- one matrix product ---------------------------------------------------------------------- */
 
 typedef struct product {
     const ks_kernels *kernels;
@@ -166,7 +167,7 @@ static void measure(const ks_kernels *kernels, kestrel_weight_type type, const o
     munmap(s, n_values / 8);
 }
 
-/* ---- the limit of memory ------------------------------------------------------------------------------- */
+/* ---- the limit of memory --------------------------------------------------------------------- */
 
 static void measure_read(double seconds)
 {
@@ -192,7 +193,7 @@ static void measure_read(double seconds)
     munmap(words, MORE_THAN_CACHES);
 }
 
-/* ---- command line -------------------------------------------------------------------------------------- */
+/* ---- command line ---------------------------------------------------------------------------- */
 
 static const char USAGE[] =
     "usage: kernels_bench [-k columns] [-n rows] [-j threads] [-i isa] [-t type] [-b tokens] "

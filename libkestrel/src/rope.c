@@ -10,14 +10,15 @@
 
 static const double PI = 3.14159265358979323846;
 
-/* theta^(2j / head_dim), the wavelength of pair j over 2 pi, with the exponent rounded to float32. */
+/* theta^(2j / head_dim), the wavelength of pair j over 2 pi, with the exponent rounded
+ * to float32. */
 static float rope_period(double theta, int head_dim, int j)
 {
     float exponent = (float)(2 * j) / (float)head_dim;
     return (float)ks_exp((double)exponent * ks_log(theta));
 }
 
-/* ---- llama3: long wavelengths are stretched, short ones kept, a ramp between ---------------------- */
+/* ---- llama3: long wavelengths are stretched, short ones kept, a ramp between ----------------- */
 
 static float llama3_frequency(const ks_rope_config *config, float frequency)
 {
@@ -33,7 +34,7 @@ static float llama3_frequency(const ks_rope_config *config, float frequency)
     return (1.0f - smooth) * frequency / factor + smooth * frequency;
 }
 
-/* ---- yarn: pairs that turn often are kept, pairs that turn rarely are stretched ---------------------- */
+/* ---- yarn: pairs that turn often are kept, pairs that turn rarely are stretched -------------- */
 
 /* The (fractional) pair index that makes `rotations` turns over the original context. */
 static double yarn_pair_index(const ks_rope_config *config, int head_dim, double rotations)
@@ -78,7 +79,7 @@ static float yarn_frequency(const ks_rope_config *config, yarn_ramp ramp, float 
     return stretched * (1.0f - kept) + 1.0f / period * kept;
 }
 
-/* ---- tables --------------------------------------------------------------------------------------------- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 void ks_rope_inv_freq(const ks_rope_config *config, int head_dim, float *inv_freq, float *factor)
 {

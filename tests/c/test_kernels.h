@@ -1,9 +1,10 @@
 /*
- * test_kernels.h - what the kernel tests share: repeatable random numbers, memory that faults when a
- * kernel reads past its end, and digests.
+ * test_kernels.h - what the kernel tests share: repeatable random numbers, memory that faults when
+ * a kernel reads past its end, and digests.
  *
- * Every random number is made of integers, so the inputs are the same on every machine, and so must be
- * the digests: each test compares them with constants, natively and under an emulator alike.
+ * Every random number is made of integers, so the inputs are the same on every machine, and so
+ * must be the digests: each test compares them with constants, natively and under an emulator
+ * alike.
  */
 #ifndef TEST_KERNELS_H
 #define TEST_KERNELS_H
@@ -65,8 +66,8 @@ CHECK_UNUSED static int available_tables(const ks_kernels *tables[8])
     return n;
 }
 
-/* Memory whose end is the end of a page, followed by one that may not be touched. The start is aligned
- * to `alignment`, so the end is exact if n_bytes is a multiple of it. */
+/* Memory whose end is the end of a page, followed by one that may not be touched. The start is
+ * aligned to `alignment`, so the end is exact if n_bytes is a multiple of it. */
 typedef struct guarded {
     void *data;
     void *mapping;

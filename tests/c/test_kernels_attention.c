@@ -1,6 +1,7 @@
 /*
- * test_kernels_attention.c - attention over a cache: every table against portable.c bit for bit, a row
- * in any batch against the row alone, spans in any grouping, and portable.c against double precision.
+ * test_kernels_attention.c - attention over a cache: every table against portable.c bit for bit, a
+ * row in any batch against the row alone, spans in any grouping, and portable.c against double
+ * precision.
  */
 #include "test_kernels.h"
 
@@ -9,7 +10,8 @@ enum { N_KEYS = 1150, CAPACITY = 1536, N_SPANS = CAPACITY / KS_KEY_SPAN, MAX_ROW
 static const ks_kernels *tables[8];
 static int n_tables;
 
-/* How many keys each test row sees: around every boundary of tile, step and span, and some between. */
+/* How many keys each test row sees: around every boundary of tile, step and span, and some
+ * between. */
 static const int32_t visible[] = {
     1,   2,   3,   15,  16,   17,   31,   33,   63,   64,   65,   66,   100,  127,  128,
     129, 200, 255, 300, 383,  384,  385,  449,  500,  511,  512,  513,  514,  575,  576,

@@ -1,6 +1,7 @@
 /*
- * test_kernels_matmul.c - y = W x: every table against portable.c bit for bit, for every weight type,
- * every number of tokens from 1 to 64, odd shapes and any split of the rows; portable.c against double.
+ * test_kernels_matmul.c - y = W x: every table against portable.c bit for bit, for every weight
+ * type, every number of tokens from 1 to 64, odd shapes and any split of the rows; portable.c
+ * against double.
  */
 #include "test_kernels.h"
 
@@ -15,7 +16,7 @@ typedef struct problem {
     guarded weights, floats, bytes, scales, offsets, scratch;
 } problem;
 
-/* ---- inputs ------------------------------------------------------------------------------------------ */
+/* ---- inputs ---------------------------------------------------------------------------------- */
 
 static uint16_t random_scale(void)
 {
@@ -114,7 +115,7 @@ static ks_activations tokens_of(const problem *p, int32_t first, int32_t n)
                             p->x.q + at, p->x.d + group, p->x.s + group};
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------ */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 /* n tokens in one call, the rows in two or three, must give what each token gave alone; and nothing
  * beside those values may be written. */

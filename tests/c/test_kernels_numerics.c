@@ -1,11 +1,11 @@
 /*
- * test_kernels_numerics.c - scalar arithmetic and tables against libm, which the library never calls;
- * packing of weights; the choice of a table.
+ * test_kernels_numerics.c - scalar arithmetic and tables against libm, which the library never
+ * calls; packing of weights; the choice of a table.
  */
 #include "rope.h"
 #include "test_kernels.h"
 
-/* ---- scalars ------------------------------------------------------------------------------------------- */
+/* ---- scalars --------------------------------------------------------------------------------- */
 
 /* The software fma against the processor's or libm's, in the ranges where it could go wrong. */
 static void test_fma(void)
@@ -51,7 +51,8 @@ static void test_f16(void)
         n_wrong += ks_f16_from_f32(widened) != half;
     }
     CHECK_EQ_INT(n_wrong, 0);
-    /* halfway cases go to even; beyond the largest finite one is the next power of two's half way */
+    /* halfway cases go to even; beyond the largest finite one is the next power of two's
+     * half way */
     CHECK_EQ_INT(ks_f16_from_f32(1.0f + 0x1p-11f), 0x3c00);
     CHECK_EQ_INT(ks_f16_from_f32(1.0f + 0x3p-11f), 0x3c02);
     CHECK_EQ_INT(ks_f16_from_f32(65519.0f), 0x7bff);
@@ -101,7 +102,7 @@ static void test_rint(void)
         CHECK_EQ_INT(ks_rint(values[i]), (int32_t)nearbyintf(values[i]));
 }
 
-/* ---- double precision ---------------------------------------------------------------------------------- */
+/* ---- double precision ------------------------------------------------------------------------ */
 
 static void test_exp_and_log(void)
 {
@@ -131,7 +132,7 @@ static void test_sincos(void)
     CHECK_NEAR(worst, 0.0, 2.5e-16);
 }
 
-/* ---- rope tables --------------------------------------------------------------------------------------- */
+/* ---- rope tables ----------------------------------------------------------------------------- */
 
 static ks_rope_config rope_config(ks_rope_type type)
 {
@@ -238,7 +239,7 @@ static void test_rope_yarn(void)
     CHECK(memcmp(untruncated, inv_freq, sizeof inv_freq) != 0);
 }
 
-/* ---- packing ------------------------------------------------------------------------------------------- */
+/* ---- packing --------------------------------------------------------------------------------- */
 
 typedef void (*pack_fn)(kestrel_weight_type type, const float *rows, int32_t n_rows, int32_t n_cols,
                         uint8_t *out);
@@ -370,7 +371,7 @@ static void test_pack_layout(void)
     CHECK_EQ_INT(ks_matrix_bytes(KESTREL_WEIGHT_F32, 3, 5), 60);
 }
 
-/* ---- dispatch ------------------------------------------------------------------------------------------ */
+/* ---- dispatch -------------------------------------------------------------------------------- */
 
 static void test_dispatch(void)
 {

@@ -32,7 +32,7 @@ static void check_same(const char *what, const ks_kernels *table, int32_t n, con
         check_fail(__FILE__, __LINE__, "%s of %d differs in %s", what, n, table->name);
 }
 
-/* ---- quantize_row ------------------------------------------------------------------------------------- */
+/* ---- quantize_row ---------------------------------------------------------------------------- */
 
 typedef struct quantised {
     int8_t q[MAX_N];
@@ -85,7 +85,7 @@ static void test_quantize_row(void)
     CHECK_DIGEST("quantize_row", digest, 0x77307f17ab2718e2ull);
 }
 
-/* ---- rmsnorm ------------------------------------------------------------------------------------------- */
+/* ---- rmsnorm --------------------------------------------------------------------------------- */
 
 static void test_rmsnorm(void)
 {
@@ -120,7 +120,7 @@ static void test_rmsnorm(void)
     CHECK_DIGEST("rmsnorm", digest, 0x08f61bb8741ba0ebull);
 }
 
-/* ---- silu_mul ------------------------------------------------------------------------------------------ */
+/* ---- silu_mul -------------------------------------------------------------------------------- */
 
 static void test_silu_mul(void)
 {
@@ -157,7 +157,7 @@ static void test_silu_mul(void)
     CHECK_DIGEST("silu_mul", digest, 0xfd108e653b6ad5d9ull);
 }
 
-/* ---- rope ---------------------------------------------------------------------------------------------- */
+/* ---- rope ------------------------------------------------------------------------------------ */
 
 static void test_rope(void)
 {
@@ -192,7 +192,7 @@ static void test_rope(void)
     CHECK_DIGEST("rope", digest, 0xc26dc58382ffa5c2ull);
 }
 
-/* ---- exp_sum ------------------------------------------------------------------------------------------- */
+/* ---- exp_sum --------------------------------------------------------------------------------- */
 
 static void test_exp_sum(void)
 {

@@ -1,12 +1,12 @@
 /*
  * avx2.c - kernels for x86-64 with AVX2, FMA and F16C.
  *
- * Quantised matmul: a register is one of the eight 4-byte chunks of a group for the 8 rows of a block.
- * q4 nibbles (0..15) are the unsigned operand of vpmaddubsw, whose pair sums of int16 would saturate
- * in general; here a group adds eight of them per lane, 8 * 2 * 15 * 127 = 30480 < 32768, so they are
- * exact and one widening vpmaddwd per group is enough. The nibbles' offset of 8 is taken back in int32
- * by the activations' s. q8 multiplies |w| by x with w's sign: two products are at most 32258, so it
- * has to widen after every step.
+ * Quantised matmul: a register is one of the eight 4-byte chunks of a group for the 8 rows of a
+ * block. q4 nibbles (0..15) are the unsigned operand of vpmaddubsw, whose pair sums of int16 would
+ * saturate in general; here a group adds eight of them per lane, 8 * 2 * 15 * 127 = 30480 < 32768,
+ * so they are exact and one widening vpmaddwd per group is enough. The nibbles' offset of 8 is
+ * taken back in int32 by the activations' s. q8 multiplies |w| by x with w's sign: two products
+ * are at most 32258, so it has to widen after every step.
  */
 #if defined(__x86_64__)
 
@@ -20,7 +20,7 @@
 
 #define KERNEL(name) ks_avx2_##name
 
-/* ---- lanes ------------------------------------------------------------------------------------------- */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 typedef struct lanes {
     __m256 lo;
@@ -185,7 +185,7 @@ enum { FLOAT_TILE_ROWS = 2, FLOAT_TILE_TOKENS = 2, WIDEN_FROM_ROWS = 5 };
 
 #include "lanes_attention.h"
 
-/* ---- quantised activations --------------------------------------------------------------------------- */
+/* ---- quantised activations ------------------------------------------------------------------- */
 
 KS_INLINE __m256 magnitude(__m256 v)
 {
@@ -231,7 +231,7 @@ void KERNEL(quantize_row)(const float *x, int32_t n, int8_t *q, float *d, int32_
     }
 }
 
-/* ---- quantised matmul -------------------------------------------------------------------------------- */
+/* ---- quantised matmul ------------------------------------------------------------------------ */
 
 enum { TILE_BLOCKS = 2, TILE_TOKENS = 4, EXPANDED_BYTES = 288 };
 
@@ -346,7 +346,8 @@ KS_INLINE void q4_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_t
     store_sums(n_tokens, &acc, y, ldy, n_rows);
 }
 
-/* Expanded q4, per row block and group: the bytes 0..15 of 8 chunks x 8 rows, then 8 float scales. */
+/* Expanded q4, per row block and group: the bytes 0..15 of 8 chunks x 8 rows, then 8
+ * float scales. */
 static void expand_q4(uint8_t *out, const uint8_t *packed, size_t stride, int32_t n_blocks,
                       int32_t n_groups)
 {

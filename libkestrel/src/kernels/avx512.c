@@ -1,11 +1,11 @@
 /*
  * avx512.c - kernels for x86-64 with AVX-512 F, BW, VL and VNNI.
  *
- * Quantised matmul: a register is one 4-byte chunk of 16 rows, two row blocks side by side. vpdpbusd
- * multiplies unsigned by signed bytes and adds four products to an int32 without saturating, so with
- * weights as the unsigned operand a group of 32 is eight of them, exact. Both types become unsigned by
- * an offset, q4 by its 8 and q8 by 128; the offset times the sum of the activations is what the
- * accumulator starts from (s is -8 * sum, so it is s or 16 * s).
+ * Quantised matmul: a register is one 4-byte chunk of 16 rows, two row blocks side by side.
+ * vpdpbusd multiplies unsigned by signed bytes and adds four products to an int32 without
+ * saturating, so with weights as the unsigned operand a group of 32 is eight of them, exact. Both
+ * types become unsigned by an offset, q4 by its 8 and q8 by 128; the offset times the sum of the
+ * activations is what the accumulator starts from (s is -8 * sum, so it is s or 16 * s).
  */
 #if defined(__x86_64__)
 
@@ -19,7 +19,7 @@
 
 #define KERNEL(name) ks_avx512_##name
 
-/* ---- lanes ------------------------------------------------------------------------------------------- */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 typedef __m512 lanes;
 
@@ -157,7 +157,7 @@ enum { FLOAT_TILE_ROWS = 4, FLOAT_TILE_TOKENS = 4, WIDEN_FROM_ROWS = 9 };
 
 #include "lanes_attention.h"
 
-/* ---- quantised activations --------------------------------------------------------------------------- */
+/* ---- quantised activations ------------------------------------------------------------------- */
 
 KS_INLINE int32_t sum_of(__m512i v)
 {
@@ -183,7 +183,7 @@ void KERNEL(quantize_row)(const float *x, int32_t n, int8_t *q, float *d, int32_
     }
 }
 
-/* ---- quantised matmul: common parts ------------------------------------------------------------------ */
+/* ---- quantised matmul: common parts ---------------------------------------------------------- */
 
 enum {
     PAIR_BLOCKS = 2, /* row blocks in one register */
@@ -236,7 +236,7 @@ KS_INLINE __m512i start_sum(kestrel_weight_type type, const int32_t *s)
     return type == KESTREL_WEIGHT_Q4 ? _mm512_set1_epi32(*s) : _mm512_set1_epi32(*s * 16);
 }
 
-/* ---- few tokens: weights as packed ------------------------------------------------------------------- */
+/* ---- few tokens: weights as packed ----------------------------------------------------------- */
 
 /* Chunk j of the low nibbles is chunk j of the group, of the high ones chunk 4 + j. */
 KS_INLINE void multiply_packed_q4(int n_tokens, const uint8_t *const w[PAIR_BLOCKS],
@@ -305,7 +305,7 @@ KS_INLINE void packed_tile(kestrel_weight_type type, int n_tokens, const uint8_t
         store_rows(y + (size_t)t * ldy, acc[t], n_rows);
 }
 
-/* ---- many tokens: weights expanded to unsigned bytes --------------------------------------------------- */
+/* ---- many tokens: weights expanded to unsigned bytes ----------------------------------------- */
 
 KS_INLINE void expand_pair(kestrel_weight_type type, uint8_t *out, const uint8_t *a,
                            const uint8_t *b)
@@ -325,7 +325,8 @@ KS_INLINE void expand_pair(kestrel_weight_type type, uint8_t *out, const uint8_t
     _mm512_store_ps((float *)(out + 512), load_scales(a, b));
 }
 
-/* Always EXPANDED_PAIRS pairs: in place of a block that does not exist the first is written again. */
+/* Always EXPANDED_PAIRS pairs: in place of a block that does not exist the first is
+ * written again. */
 KS_INLINE void expand_strip(kestrel_weight_type type, uint8_t *out, const uint8_t *packed,
                             size_t stride, int32_t n_blocks, int32_t n_groups)
 {
@@ -350,8 +351,8 @@ static void expand_q8(uint8_t *out, const uint8_t *packed, size_t stride, int32_
     expand_strip(KESTREL_WEIGHT_Q8, out, packed, stride, n_blocks, n_groups);
 }
 
-/* Addresses of a tile's tokens: one pointer each to q; to d and s from two of them, the first and the
- * fourth, by multiples of one stride. That is what the general registers hold. */
+/* Addresses of a tile's tokens: one pointer each to q; to d and s from two of them, the first and
+ * the fourth, by multiples of one stride. That is what the general registers hold. */
 typedef struct token_pointers {
     const int8_t *q[EXPANDED_TOKENS];
     const float *d[2];
@@ -372,7 +373,8 @@ KS_INLINE token_pointers point_at(int n_tokens, ks_token_rows x)
     return p;
 }
 
-/* The compiler must not see that these are sums, or it keeps more pointers than there are registers. */
+/* The compiler must not see that these are sums, or it keeps more pointers than there are
+ * registers. */
 KS_INLINE void next_group(int n_tokens, token_pointers *p)
 {
     KS_UNROLL
@@ -433,7 +435,7 @@ KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8
     }
 }
 
-/* ---- tiles in use -------------------------------------------------------------------------------------- */
+/* ---- tiles in use ---------------------------------------------------------------------------- */
 
 #define TILE(name, kind, type, n_tokens)                                                           \
     KS_NOINLINE void name##_##n_tokens(const uint8_t *weights, size_t stride, ks_token_rows x,     \

@@ -1,8 +1,8 @@
 /*
  * kernels.h - the one table through which the forward pass reaches the processor.
  *
- * Each instruction set fills one constant ks_kernels (portable.c, avx2.c, ...); dispatch.c picks one
- * when a model is opened. All of them return the same bits: portable.c is the executable
+ * Each instruction set fills one constant ks_kernels (portable.c, avx2.c, ...); dispatch.c picks
+ * one when a model is opened. All of them return the same bits: portable.c is the executable
  * specification, docs/numerics.md the written one. The rules that make it so:
  *
  *   - integer sums are exact and may be reordered; every float sum has one fixed order;
@@ -11,9 +11,9 @@
  *   - tiling chooses which rows and tokens share a register, never how one sum is ordered;
  *   - no libm call, no contraction by the compiler: every fused multiply-add is written.
  *
- * sum16, the one order of float sums along a row: lane i of 16 takes the elements i, i + 16, ... in
- * ascending order, by fma where products are summed; the row counts as padded with +0 to a multiple of
- * 16. Then a[i] + a[i + 8], then + 4, + 2, + 1.
+ * sum16, the one order of float sums along a row: lane i of 16 takes the elements i, i + 16, ...
+ * in ascending order, by fma where products are summed; the row counts as padded with +0 to a
+ * multiple of 16. Then a[i] + a[i + 8], then + 4, + 2, + 1.
  *
  * NaN and infinity are not a kernel case: weights are checked when they are packed, and a finite
  * model keeps finite activations.
@@ -81,8 +81,8 @@ typedef struct ks_kv_head {
     (((size_t)(n_cols) + KS_GROUP - 1) / KS_GROUP * 320 * 4 + 64)
 #define KS_ATTEND_SCRATCH_BYTES(head_dim) ((size_t)(head_dim)*KS_KEY_STEP * 4 * 2 + 16384)
 
-/* y[t * ldy + r] = sum over columns of W[r][c] * x[t][c], for rows r in [row0, row1) and every token.
- * row0 is a multiple of 8; row1 too, or n_rows. */
+/* y[t * ldy + r] = sum over columns of W[r][c] * x[t][c], for rows r in [row0, row1) and every
+ * token. row0 is a multiple of 8; row1 too, or n_rows. */
 typedef void (*ks_matmul_fn)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
                              int32_t row0, int32_t row1, void *scratch);
 
@@ -101,13 +101,15 @@ typedef struct ks_kernels {
     /* y = silu(gate) * up. y may be gate or up. */
     void (*silu_mul)(float *y, const float *gate, const float *up, int32_t n);
 
-    /* Rotates one head in place: pairs (i, i + head_dim/2), cos_sin = cos[head_dim/2], sin[head_dim/2]. */
+    /* Rotates one head in place: pairs (i, i + head_dim/2), cos_sin = cos[head_dim/2],
+     * sin[head_dim/2]. */
     void (*rope)(float *x, const float *cos_sin, int32_t head_dim);
 
     /* Online softmax of n_rows query rows of one KV head over the keys of one span.
      * q [n_rows][head_dim], already scaled by 1/sqrt(head_dim); row r sees the keys
      * [0, n_visible[r]); keys at or past span * 512 + 512 belong to other spans.
-     * partials [n_rows][KS_PARTIAL_FLOATS]; a row that sees nothing of the span gets m = -1e30, l = o = 0. */
+     * partials [n_rows][KS_PARTIAL_FLOATS]; a row that sees nothing of the span gets m = -1e30, l
+     * = o = 0. */
     void (*attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_visible,
                         int32_t n_rows, int32_t span, float *partials, void *scratch);
 
@@ -124,18 +126,19 @@ typedef struct ks_kernels {
 /* The table for `isa` (AUTO: the best one), NULL if this build or processor has none. */
 const ks_kernels *ks_kernels_for(kestrel_isa isa);
 
-/* ---- packing (quant.c): portable, used when a checkpoint is opened or quantised ---------------- */
+/* ---- packing (quant.c): portable, used when a checkpoint is opened or quantised -------------- */
 
 /* Bytes of a packed matrix; for float types n_rows * n_cols * element size. */
 size_t ks_matrix_bytes(kestrel_weight_type type, int32_t n_rows, int32_t n_cols);
 
-/* Quantises up to 8 rows, row-major finite float32 [n_rows][n_cols], into one row block (n_cols / 32
- * blocks of KS_Q*_BLOCK_BYTES); missing rows are zero. Scales are finite whatever the values are. q4
- * searches the scale that minimises the squared error of each group. */
+/* Quantises up to 8 rows, row-major finite float32 [n_rows][n_cols], into one row block (n_cols /
+ * 32 blocks of KS_Q*_BLOCK_BYTES); missing rows are zero. Scales are finite whatever the values
+ * are. q4 searches the scale that minimises the squared error of each group. */
 void ks_pack_row_block(kestrel_weight_type type, const float *rows, int32_t n_rows, int32_t n_cols,
                        uint8_t *out);
 
-/* The same without the search: the scale follows from the largest element alone. For comparisons. */
+/* The same without the search: the scale follows from the largest element alone.
+ * For comparisons. */
 void ks_pack_row_block_nearest(kestrel_weight_type type, const float *rows, int32_t n_rows,
                                int32_t n_cols, uint8_t *out);
 

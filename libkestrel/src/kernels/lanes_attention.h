@@ -1,13 +1,16 @@
 /*
- * lanes_attention.h - template: attention over one span of keys, written once for every vector width.
+ * lanes_attention.h - template: attention over one span of keys, written once for every vector
+ * width.
  *
- * Included after lanes_rows.h. The including file has also defined lanes_load_i8 (16 int8, widened),
- * lanes_max_lane (the largest lane), and how many vectors a register tile has for 1, 2 and 4 rows:
- * SCORE_TILES(rows), in tiles of 16 keys (1, 2 or 4), and VALUE_VECTORS(rows), in columns of 16.
+ * Included after lanes_rows.h. The including file has also defined lanes_load_i8 (16 int8,
+ * widened), lanes_max_lane (the largest lane), and how many vectors a register tile has for 1, 2
+ * and 4 rows: SCORE_TILES(rows), in tiles of 16 keys (1, 2 or 4), and VALUE_VECTORS(rows), in
+ * columns of 16.
  *
- * One step is 64 keys: scores (lanes are keys), online softmax, values (lanes are columns). A row's
- * bits do not depend on the rows beside it: a row that sees fewer keys than its neighbours multiplies
- * the rest by +0, which can change nothing but the sign of a zero, and attend_finish removes that.
+ * One step is 64 keys: scores (lanes are keys), online softmax, values (lanes are columns). A
+ * row's bits do not depend on the rows beside it: a row that sees fewer keys than its neighbours
+ * multiplies the rest by +0, which can change nothing but the sign of a zero, and attend_finish
+ * removes that.
  */
 
 #define NOTHING_SEEN                                                                               \
@@ -44,7 +47,7 @@ KS_INLINE lanes load_kv_half(kestrel_kv_type type, const uint8_t *data, size_t i
     return load_kv(type, half, 0);
 }
 
-/* ---- scores ------------------------------------------------------------------------------------------ */
+/* ---- scores ---------------------------------------------------------------------------------- */
 
 /* scores[r][key] of n_tiles tiles of 16 keys: one fma chain over the dimensions each. */
 KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const uint8_t *k,
@@ -79,10 +82,10 @@ KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const 
     }
 }
 
-/* ---- online softmax ---------------------------------------------------------------------------------- */
+/* ---- online softmax -------------------------------------------------------------------------- */
 
-/* Turns one row's scores of n_keys keys (a multiple of 16) into weights and moves the running maximum
- * and the lane sums. Returns what the values summed so far are multiplied by. */
+/* Turns one row's scores of n_keys keys (a multiple of 16) into weights and moves the running
+ * maximum and the lane sums. Returns what the values summed so far are multiplied by. */
 static float softmax_step(const key_step *step, float *weights, int32_t n_keys, int32_t n_visible,
                           float *partial)
 {
@@ -113,7 +116,7 @@ static float softmax_step(const key_step *step, float *weights, int32_t n_keys, 
     return correction;
 }
 
-/* ---- values ------------------------------------------------------------------------------------------ */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 /* o[r][d ..] = o * correction + sum over keys of weight * v, keys ascending. */
 KS_INLINE void add_values(kestrel_kv_type type, int n_rows, int n_vectors, const key_step *step,
@@ -167,7 +170,7 @@ static void add_values_half(kestrel_kv_type type, int n_rows, const key_step *st
     }
 }
 
-/* ---- one step ---------------------------------------------------------------------------------------- */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 /* n_visible[r]: how many keys from the step's first on row r sees; may be <= 0 or > 64. */
 KS_INLINE void step_rows(kestrel_kv_type type, int n_rows, const key_step *step, const float *q,
@@ -215,7 +218,7 @@ STEP(step_q8_1, KESTREL_KV_Q8, 1)
 STEP(step_q8_2, KESTREL_KV_Q8, 2)
 STEP(step_q8_4, KESTREL_KV_Q8, 4)
 
-/* ---- one span ---------------------------------------------------------------------------------------- */
+/* ---- one span -------------------------------------------------------------------------------- */
 
 static void widen_elements(kestrel_kv_type type, const uint8_t *data, int32_t n, float *out)
 {
@@ -291,7 +294,7 @@ void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_
     }
 }
 
-/* ---- merging spans ----------------------------------------------------------------------------------- */
+/* ---- merging spans --------------------------------------------------------------------------- */
 
 void KERNEL(attend_merge)(float *into, const float *next, int32_t head_dim)
 {

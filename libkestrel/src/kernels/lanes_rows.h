@@ -1,8 +1,8 @@
 /*
  * lanes_rows.h - template: kernels over rows of floats, written once for every vector width.
  *
- * The including file has defined `lanes`, the 16 virtual lanes of sum16 as that processor holds them
- * (one register, two, or four), and its operations:
+ * The including file has defined `lanes`, the 16 virtual lanes of sum16 as that processor holds
+ * them (one register, two, or four), and its operations:
  *
  *     lanes_load, lanes_store                     16 floats, any alignment
  *     lanes_load_first, lanes_store_first         the first n, 1..16; the rest reads as +0
@@ -13,9 +13,9 @@
  *     lanes_zero_below(e, x, limit)               x < limit ? +0 : e
  *     lanes_sum                                   the tree of sum16
  *
- * and KERNEL(name), which makes it ks_<isa>_name, and the tile sizes FLOAT_TILE_ROWS (1, 2 or 4) and
- * FLOAT_TILE_TOKENS. Each operation is exact or
- * correctly rounded, so every instantiation returns the bits of portable.c.
+ * and KERNEL(name), which makes it ks_<isa>_name, and the tile sizes FLOAT_TILE_ROWS (1, 2 or 4)
+ * and FLOAT_TILE_TOKENS. Each operation is exact or correctly rounded, so every instantiation
+ * returns the bits of portable.c.
  */
 #include <math.h>
 
@@ -30,7 +30,7 @@ KS_INLINE int32_t lanes_left(int32_t n)
     return n < LANES ? n : LANES;
 }
 
-/* ---- exp ----------------------------------------------------------------------------------------- */
+/* ---- exp ------------------------------------------------------------------------------------- */
 
 /* ks_expf, -64 <= x <= 64. */
 KS_INLINE lanes lanes_exp(lanes x)
@@ -54,7 +54,7 @@ KS_INLINE lanes lanes_exp_or_zero(lanes x)
     return lanes_zero_below(lanes_exp(x), x, -KS_EXP_LIMIT);
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 void KERNEL(rmsnorm)(float *y, const float *x, const float *w, int32_t n, float eps)
 {
@@ -109,7 +109,7 @@ float KERNEL(exp_sum)(float *y, const float *x, float max, int32_t n)
     return lanes_sum(sum);
 }
 
-/* ---- matmul, float types ----------------------------------------------------------------------------- */
+/* ---- matmul, float types --------------------------------------------------------------------- */
 
 /* Elements of a weight row in the checkpoint's type, at any alignment. */
 KS_INLINE lanes load_weights(kestrel_weight_type type, const uint8_t *row, int32_t i)
@@ -238,8 +238,8 @@ static void four_rows_many_tokens(const uint8_t *rows, size_t stride, const ks_a
                      y + (size_t)t * ldy, ldy);
 }
 
-/* Several tokens: four rows at a time are widened into scratch and serve a block of tokens that stays
- * in the second-level cache. */
+/* Several tokens: four rows at a time are widened into scratch and serve a block of tokens that
+ * stays in the second-level cache. */
 static void float_many_tokens(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
                               int32_t row0, int32_t row1, float *scratch)
 {

@@ -1,9 +1,10 @@
 /*
  * neon.c - kernels for every 64-bit ARM (ARMv8.0).
  *
- * Quantised matmul without a dot-product instruction: smull and smlal into int16. A q4 group fits an
- * int16 whole, 8 products of at most 15 * 127; of q8 two products do, 2 * 127 * 127 = 32258, and then
- * they are added to int32 in pairs. Rows here are four neighbouring lanes, added at the end.
+ * Quantised matmul without a dot-product instruction: smull and smlal into int16. A q4 group fits
+ * an int16 whole, 8 products of at most 15 * 127; of q8 two products do, 2 * 127 * 127 = 32258,
+ * and then they are added to int32 in pairs. Rows here are four neighbouring lanes, added at the
+ * end.
  */
 #if defined(__aarch64__)
 
@@ -17,7 +18,7 @@
 
 #define KERNEL(name) ks_neon_##name
 
-/* ---- lanes ------------------------------------------------------------------------------------------- */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 typedef struct lanes {
     float32x4_t v[4];
@@ -181,7 +182,7 @@ enum { FLOAT_TILE_ROWS = 2, FLOAT_TILE_TOKENS = 2, WIDEN_FROM_ROWS = 5 };
 
 #include "lanes_attention.h"
 
-/* ---- quantised activations --------------------------------------------------------------------------- */
+/* ---- quantised activations ------------------------------------------------------------------- */
 
 KS_INLINE int8x16_t narrow(const int32x4_t q[4])
 {
@@ -216,7 +217,7 @@ void KERNEL(quantize_row)(const float *x, int32_t n, int8_t *q, float *d, int32_
     }
 }
 
-/* ---- quantised matmul -------------------------------------------------------------------------------- */
+/* ---- quantised matmul ------------------------------------------------------------------------ */
 
 #include "neon_tiles.h"
 
@@ -238,8 +239,8 @@ KS_INLINE int16x8_t add_products_low(int16x8_t sum, int8x16_t w, int8x16_t x)
     return vmlal_s8(sum, vget_low_s8(w), vget_low_s8(x));
 }
 
-/* One row block times one token and group, q4: int16 sums of rows (0, 1), (2, 3), (4, 5), (6, 7), four
- * lanes to a row. */
+/* One row block times one token and group, q4: int16 sums of rows (0, 1), (2, 3), (4, 5), (6, 7),
+ * four lanes to a row. */
 KS_INLINE void multiply_q4(int is_first, chunk_pair w, int8x16_t x_low, int8x16_t x_high,
                            int16x8_t sum[4])
 {
@@ -253,7 +254,8 @@ KS_INLINE void multiply_q4(int is_first, chunk_pair w, int8x16_t x_low, int8x16_
     }
 }
 
-/* The same for q8: chunks j and 4 + j are the two products that fit; int32 sums, two lanes to a row. */
+/* The same for q8: chunks j and 4 + j are the two products that fit; int32 sums, two lanes to a
+ * row. */
 KS_INLINE void multiply_q8(int is_first, chunk_pair w, int8x16_t x_low, int8x16_t x_high,
                            int32x4_t sum[4])
 {

@@ -1,9 +1,10 @@
 /*
- * neon_dotprod.c - the quantised matmul for ARMv8.2 with dot product (Cortex-A76, Neoverse-N1, ...).
+ * neon_dotprod.c - the quantised matmul for ARMv8.2 with dot product (Cortex-A76, Neoverse-N1,
+ * ...).
  *
- * sdot adds four products of bytes to each int32 lane, by lane of x: a vector of weights is four rows
- * of one 4-byte chunk, so one instruction is 16 multiply-adds and the sums need no reduction at all.
- * Everything else is shared with neon.c.
+ * sdot adds four products of bytes to each int32 lane, by lane of x: a vector of weights is four
+ * rows of one 4-byte chunk, so one instruction is 16 multiply-adds and the sums need no reduction
+ * at all. Everything else is shared with neon.c.
  */
 #if defined(__aarch64__)
 
@@ -17,7 +18,8 @@
 
 #include "neon_tiles.h"
 
-/* Adds w . (chunk j of x) to each of four rows. The lane number of the instruction is a constant. */
+/* Adds w . (chunk j of x) to each of four rows. The lane number of the instruction is
+ * a constant. */
 KS_INLINE int32x4_t dot_chunk(int32x4_t sum, int8x16_t w, int8x16_t x, int j)
 {
     return j == 0   ? vdotq_laneq_s32(sum, w, x, 0)

@@ -2,8 +2,8 @@
  * numerics.c - exp, log, sin and cos in double precision for tables that must be equal everywhere.
  *
  * IEEE 754 fixes the result of + - * / and nothing else; so these functions consist of those four.
- * They run once per table entry, not per token, and are written for clarity: series long enough that
- * the first neglected term is below half an ulp.
+ * They run once per table entry, not per token, and are written for clarity: series long enough
+ * that the first neglected term is below half an ulp.
  */
 #include "numerics.h"
 

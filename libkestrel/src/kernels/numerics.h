@@ -1,10 +1,10 @@
 /*
  * numerics.h - scalar arithmetic with the same bits on every machine.
  *
- * Owns: bit casts, the fused multiply-add, conversions between float32, float16 and bfloat16, rounding
- * to integers, exp for float32 activations, and (numerics.c) exp, log, sin and cos in double precision
- * for tables. Nothing here calls libm: its results differ between C libraries, and a table entry that
- * differs by one ulp is a logit that differs.
+ * Owns: bit casts, the fused multiply-add, conversions between float32, float16 and bfloat16,
+ * rounding to integers, exp for float32 activations, and (numerics.c) exp, log, sin and cos in
+ * double precision for tables. Nothing here calls libm: its results differ between C libraries,
+ * and a table entry that differs by one ulp is a logit that differs.
  *
  * Built with -ffp-contract=off everywhere: a product and a sum fuse only where ks_fmaf says so.
  */
@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* ---- bits -------------------------------------------------------------------------------------- */
+/* ---- bits ------------------------------------------------------------------------------------ */
 
 static inline float ks_f32_from_bits(uint32_t bits)
 {
@@ -49,12 +49,13 @@ static inline float ks_abs(float x)
     return ks_f32_from_bits(ks_f32_bits(x) & 0x7fffffffu);
 }
 
-/* ---- fused multiply-add ------------------------------------------------------------------------ */
+/* ---- fused multiply-add ---------------------------------------------------------------------- */
 
 /* a * b + c with one rounding, by float32 fma's definition, where the processor has no such
- * instruction. The product of two floats is exact in double. The sum is not; it is rounded to odd (if
- * inexact, the last bit is set), which keeps enough of it for the final rounding to float to come out
- * as if it had been the only one: 53 >= 2 * 24 + 2. No branches, so that compilers vectorise it. */
+ * instruction. The product of two floats is exact in double. The sum is not; it is rounded to odd
+ * (if inexact, the last bit is set), which keeps enough of it for the final rounding to float to
+ * come out as if it had been the only one: 53 >= 2 * 24 + 2. No branches, so that compilers
+ * vectorise it. */
 static inline float ks_fmaf_exact(float a, float b, float c)
 {
     double product = (double)a * b;
@@ -82,7 +83,7 @@ static inline float ks_fmaf(float a, float b, float c)
 }
 #endif
 
-/* ---- 16-bit floats ----------------------------------------------------------------------------- */
+/* ---- 16-bit floats --------------------------------------------------------------------------- */
 
 static inline float ks_f32_from_bf16(uint16_t bf16)
 {
@@ -119,7 +120,8 @@ static inline uint16_t ks_f16_from_f32(float value)
     uint32_t rebased = bits - ((127u - 15u) << 23);
     uint32_t normal = (rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13;
     /* below 2^-14: 0.5 has the ulp 2^-24, so the adder rounds to a multiple of the smallest half.
-     * (The operand is limited so that a large value does not overflow in the lane that is not used.) */
+     * (The operand is limited so that a large value does not overflow in the lane that is not
+     * used.) */
     uint32_t small = bits < (113u << 23) ? bits : 0u;
     uint32_t subnormal = ks_f32_bits(ks_f32_from_bits(small) + 0.5f) - 0x3f000000u;
     uint32_t special = bits > 0x7f800000u ? 0x7e00u | ((bits >> 13) & 0x3ffu) : 0x7c00u;
@@ -136,7 +138,7 @@ static inline uint16_t ks_f16_from_f32_finite(float value)
     return ks_f16_from_f32(value);
 }
 
-/* ---- rounding ---------------------------------------------------------------------------------- */
+/* ---- rounding -------------------------------------------------------------------------------- */
 
 #define KS_RINT_MAGIC                                                                              \
     12582912.0f /* 1.5 * 2^23: adding it leaves an integer in the low mantissa bits */
@@ -147,11 +149,11 @@ static inline int32_t ks_rint(float x)
     return (int32_t)(ks_f32_bits(x + KS_RINT_MAGIC) - 0x4b400000u);
 }
 
-/* ---- exp for activations ------------------------------------------------------------------------ */
+/* ---- exp for activations --------------------------------------------------------------------- */
 
-/* exp(x) = 2^n * exp(r), n = rint(x * log2 e), r = x - n ln 2 in two steps, exp(r) = 1 + r + r^2 p(r).
- * p is a minimax polynomial of degree 4 on |r| <= ln(2) / 2; the error of the whole is below 1.1 ulp,
- * and exp(0) is exactly 1. Every instruction set runs this very sequence of operations. */
+/* exp(x) = 2^n * exp(r), n = rint(x * log2 e), r = x - n ln 2 in two steps, exp(r) = 1 + r + r^2
+ * p(r). p is a minimax polynomial of degree 4 on |r| <= ln(2) / 2; the error of the whole is below
+ * 1.1 ulp, and exp(0) is exactly 1. Every instruction set runs this very sequence of operations. */
 #define KS_EXP_LOG2E 1.44269504088896341f
 #define KS_EXP_LN2_HI 0.693359375f
 #define KS_EXP_LN2_LO (-2.12194440e-4f)
@@ -185,7 +187,7 @@ static inline float ks_expf_or_zero(float x)
     return x < -KS_EXP_LIMIT ? 0.0f : e;
 }
 
-/* ---- double precision, for tables (numerics.c) --------------------------------------------------- */
+/* ---- double precision, for tables (numerics.c) ----------------------------------------------- */
 
 /* Within 4 ulp of the true value over the stated range; built of + - * / only. */
 double ks_exp(double x); /* |x| <= 700 */

@@ -15,7 +15,7 @@ enum { LANES = 16 };
 
 #define NOTHING_SEEN (-1e30f) /* the running maximum before the first key */
 
-/* ---- sum16 ------------------------------------------------------------------------------------- */
+/* ---- sum16 ----------------------------------------------------------------------------------- */
 
 static float sum_lanes(const float lane[LANES])
 {
@@ -44,7 +44,7 @@ static float dot(const float *a, const float *b, int32_t n)
     return sum_lanes(lane);
 }
 
-/* ---- matmul, float types ----------------------------------------------------------------------- */
+/* ---- matmul, float types --------------------------------------------------------------------- */
 
 /* A row is widened once into scratch, padded with zeros, and then serves every token. */
 static void ks_portable_matmul_float(const ks_matrix *w, const ks_activations *x, float *y,
@@ -61,7 +61,7 @@ static void ks_portable_matmul_float(const ks_matrix *w, const ks_activations *x
     }
 }
 
-/* ---- matmul, quantised types --------------------------------------------------------------------- */
+/* ---- matmul, quantised types ----------------------------------------------------------------- */
 
 /* One block of 8 rows x 32 columns, unpacked. */
 typedef struct block {
@@ -162,7 +162,7 @@ void ks_portable_quantize_row(const float *x, int32_t n, int8_t *q, float *d, in
     }
 }
 
-/* ---- rows of floats ------------------------------------------------------------------------------ */
+/* ---- rows of floats -------------------------------------------------------------------------- */
 
 void ks_portable_rmsnorm(float *y, const float *x, const float *w, int32_t n, float eps)
 {
@@ -204,7 +204,7 @@ float ks_portable_exp_sum(float *y, const float *x, float max, int32_t n)
     return sum_lanes(lane);
 }
 
-/* ---- attention ----------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 static void widen_kv(kestrel_kv_type type, const void *data, size_t first, int32_t n, float *out)
 {
@@ -218,8 +218,8 @@ static void widen_kv(kestrel_kv_type type, const void *data, size_t first, int32
             out[i] = (float)((const int8_t *)data)[first + (size_t)i];
 }
 
-/* One step of KS_KEY_STEP keys starting at `first`, of which the row sees n_visible >= 1; k and v are
- * the step's keys [4][head_dim][16] and values [64][head_dim] as floats. */
+/* One step of KS_KEY_STEP keys starting at `first`, of which the row sees n_visible >= 1; k and v
+ * are the step's keys [4][head_dim][16] and values [64][head_dim] as floats. */
 static void attend_step(const ks_kv_head *kv, const float *k, const float *v, const float *q,
                         int32_t first, int32_t n_visible, float *partial)
 {
@@ -298,8 +298,8 @@ void ks_portable_attend_merge(float *into, const float *next, int32_t head_dim)
         into[i] = ks_fmaf(next[i], take, into[i] * keep);
 }
 
-/* The + 0 removes the sign of a zero: a masked key beside a visible one adds +0 * v, which is the only
- * trace that the other rows of a batch could leave. */
+/* The + 0 removes the sign of a zero: a masked key beside a visible one adds +0 * v, which is the
+ * only trace that the other rows of a batch could leave. */
 void ks_portable_attend_finish(const float *partial, int32_t head_dim, float *out)
 {
     float inverse = 1.0f / sum_lanes(partial + LANES);

@@ -1,15 +1,16 @@
 /*
  * quant.c - how numbers are packed: weights into row blocks, keys and values into the cache.
  *
- * Portable on purpose: what is packed here is data that every instruction set reads, so there is one
- * way to write it. The blocks, byte by byte (rows r = 0..7 of a row block, columns of one group):
+ * Portable on purpose: what is packed here is data that every instruction set reads, so there is
+ * one way to write it. The blocks, byte by byte (rows r = 0..7 of a row block, columns of one
+ * group):
  *
  *     q4, 144 bytes   u16 scale[8] | u8 [4 j][8 r][4 i]   low nibble:  column 4j + i, plus 8
  *                                                         high nibble: column 16 + 4j + i, plus 8
  *     q8, 272 bytes   u16 scale[8] | i8 [8 c][8 r][4 i]   column 4c + i
  *
- * Four bytes of one row stay together because that is what a dot-product instruction sums; eight rows
- * follow each other because lanes are rows.
+ * Four bytes of one row stay together because that is what a dot-product instruction sums; eight
+ * rows follow each other because lanes are rows.
  */
 #include <math.h>
 
@@ -38,7 +39,7 @@ size_t ks_matrix_bytes(kestrel_weight_type type, int32_t n_rows, int32_t n_cols)
     return 0;
 }
 
-/* ---- quantising one group --------------------------------------------------------------------------- */
+/* ---- quantising one group -------------------------------------------------------------------- */
 
 /* The element of largest magnitude (the first of equals), with its sign. */
 static float extreme(const float *w)
@@ -97,8 +98,9 @@ static inline f32x4 round_to_q4(f32x4 v)
     return (v + magic) - magic;
 }
 
-/* Of w, normalised, rounded by multiplying with `inverse`: the sums that the least-squares scale needs.
- * The scale that fits those integers q to w best is wq / qq, and it removes wq^2 / qq of the squares. */
+/* Of w, normalised, rounded by multiplying with `inverse`: the sums that the least-squares scale
+ * needs. The scale that fits those integers q to w best is wq / qq, and it removes wq^2 / qq of
+ * the squares. */
 typedef struct fit {
     float wq;
     float qq;
@@ -151,9 +153,9 @@ static float best_fitting_scale(const float *w, float extreme_weight)
     return best_scale;
 }
 
-/* Searches the float16 scale that leaves the smallest squared error: the plain rule's scale, the best
- * fitting one, and twice what fits the rounding that the last one leads to. w and extreme_weight are
- * divided by `unit`, so that squares neither overflow nor vanish. */
+/* Searches the float16 scale that leaves the smallest squared error: the plain rule's scale, the
+ * best fitting one, and twice what fits the rounding that the last one leads to. w and
+ * extreme_weight are divided by `unit`, so that squares neither overflow nor vanish. */
 static uint16_t q4_scale_search(const float *w, float extreme_weight, float unit)
 {
     uint16_t candidate = q4_scale_nearest(extreme_weight * unit), best = candidate;
@@ -209,7 +211,7 @@ static uint16_t quantize_q8(const float *w, int8_t *q)
     return scale;
 }
 
-/* ---- row blocks --------------------------------------------------------------------------------------- */
+/* ---- row blocks ------------------------------------------------------------------------------ */
 
 static void store_q4(uint8_t *block, int r, const int8_t *q)
 {
@@ -259,7 +261,7 @@ void ks_pack_row_block_nearest(kestrel_weight_type type, const float *rows, int3
     pack_rows(type, quantize, rows, n_rows, n_cols, out);
 }
 
-/* ---- rows back to float ---------------------------------------------------------------------------------- */
+/* ---- rows back to float ---------------------------------------------------------------------- */
 
 static void widen_16bit(const uint8_t *row, int is_bf16, int32_t n, float *out)
 {
@@ -315,7 +317,7 @@ void ks_matrix_row(const ks_matrix *w, int32_t r, float *out)
     }
 }
 
-/* ---- the cache ---------------------------------------------------------------------------------------------- */
+/* ---- the cache ------------------------------------------------------------------------------- */
 
 /* The index of the first of a key's elements; the others follow at a stride of KS_KEY_TILE. */
 static size_t key_index(const ks_kv_head *kv, int32_t pos)

@@ -1,7 +1,8 @@
 /*
  * tables.h - the constant tables, one per file of kernels, and the functions in them.
  *
- * Kernels are called ks_<isa>_<kernel>, so that a debugger that prints a table shows whose they are.
+ * Kernels are called ks_<isa>_<kernel>, so that a debugger that prints a table shows whose they
+ * are.
  */
 #ifndef KS_TABLES_H
 #define KS_TABLES_H

@@ -24,8 +24,8 @@ static ks_token_rows token_rows(const ks_activations *x, int32_t first)
     return rows;
 }
 
-/* The tiles of one width: the tokens [t0, t1), a multiple of n apart, against the strip. Rows outside,
- * tokens inside: a tile's weights stay in the first-level cache while the tokens pass. */
+/* The tiles of one width: the tokens [t0, t1), a multiple of n apart, against the strip. Rows
+ * outside, tokens inside: a tile's weights stay in the first-level cache while the tokens pass. */
 static void multiply_tiles(const ks_tile *tile, const uint8_t *strip, size_t stride,
                            const ks_activations *x, int32_t t0, int32_t t1, int32_t n_tokens,
                            float *y, size_t ldy, int32_t n_rows)

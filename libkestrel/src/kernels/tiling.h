@@ -1,9 +1,10 @@
 /*
  * tiling.h - the walk over a quantised matrix that every instruction set shares.
  *
- * A tile is a few row blocks times a few tokens, over all columns: what fits into registers. The walk
- * chooses tiles and their order so that weights come from memory once and activations stay in cache.
- * It never splits a sum, so it cannot change a bit; it is plain C and calls tiles by pointer.
+ * A tile is a few row blocks times a few tokens, over all columns: what fits into registers. The
+ * walk chooses tiles and their order so that weights come from memory once and activations stay in
+ * cache. It never splits a sum, so it cannot change a bit; it is plain C and calls tiles by
+ * pointer.
  *
  *     for each block of tokens that fits the cache
  *         for each strip of row blocks          (few tokens: read as packed;
@@ -24,13 +25,13 @@ typedef struct ks_token_rows {
 } ks_token_rows;
 
 /* Computes y[t * ldy + r] for the tile's tokens and r < n_rows. `weights` is the first row block,
- * packed or expanded; the next ones are `stride` bytes apart. Of the tile's row blocks only those that
- * n_rows reaches exist. */
+ * packed or expanded; the next ones are `stride` bytes apart. Of the tile's row blocks only those
+ * that n_rows reaches exist. */
 typedef void (*ks_tile_fn)(const uint8_t *weights, size_t stride, ks_token_rows x, float *y,
                            size_t ldy, int32_t n_rows);
 
-/* Where row block b of a tile is. In place of one that does not exist the first is computed again and
- * the result dropped: the end of a matrix needs no tiles of its own. */
+/* Where row block b of a tile is. In place of one that does not exist the first is computed again
+ * and the result dropped: the end of a matrix needs no tiles of its own. */
 static inline const uint8_t *ks_tile_block(const uint8_t *weights, size_t stride, int b,
                                            int32_t n_rows)
 {
