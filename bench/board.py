@@ -1,6 +1,6 @@
 """Estimates for a board with an RK3588, from bytes, multiply-adds and two limits. No measurement.
 
-    python bench/mca.py --json build/bench/mca.json && python bench/board.py --mca build/bench/mca.json
+    python bench/mca.py --json build/mca.json && python bench/board.py --mca build/mca.json
 
 Decode: the bytes that one token reads (packed weights and cached rows) over the memory's read
 bandwidth. Prefill: the multiply-adds of a token in the matrix products over the rate of four
