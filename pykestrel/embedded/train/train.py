@@ -109,8 +109,8 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 
 def precision_of(step: int, steps: int, r: random.Random) -> str:
-    """Exact weights at first; in the last third often rounded ones, so that q4 answers alike."""
-    return "q4" if step > 0.7 * steps and r.random() < 0.5 else "f32"
+    """Exact weights at first; in the last half often rounded ones, so that q4 answers alike."""
+    return "q4" if step > steps // 2 and r.random() < 0.5 else "f32"
 
 
 def make_optimisers(net: Qwen3, peak: float) -> list[torch.optim.Optimizer]:
