@@ -83,9 +83,11 @@ def score(session: Session, token_ids: TokenIds, *, n_given: int = 1) -> NDArray
 
     ids = ids_array(token_ids)
     n_vocab = session.model.info.n_vocab
-    if not 1 <= n_given <= max(len(ids), 1):
+    if len(ids) == 0:
+        raise InvalidArgument("there are no tokens to score")
+    if not 1 <= n_given <= len(ids):
         raise InvalidArgument(f"n_given must be from 1 to the {len(ids)} tokens, not {n_given}")
-    if len(ids) and int(ids.max()) >= n_vocab:
+    if int(ids.max()) >= n_vocab:
         raise InvalidArgument(f"token id {ids.max()}: the vocabulary has 0..{n_vocab - 1}")
     if len(ids) - 1 > session.context_length:
         raise ContextFull(
