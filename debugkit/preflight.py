@@ -42,9 +42,10 @@ def find_gdb(name: str) -> Gdb:
     """Locate gdb by name or path and ask for its version."""
     path = shutil.which(name)
     if path is None:
+        package = "gdb-multiarch" if name == "gdb-multiarch" else "gdb"
         raise PreflightError(
             f"gdb is not installed: there is no program {name!r}. "
-            "Install it (Debian, Ubuntu: apt-get install gdb) or name one with --gdb."
+            f"Install it (Debian, Ubuntu: apt-get install {package}) or name one with --gdb."
         )
     try:
         answer = subprocess.run(

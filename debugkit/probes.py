@@ -10,11 +10,11 @@ import contextlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from debugkit.errors import PreflightError
-from debugkit.mi import MIClient, MIError, Stop
+from debugkit.mi import MIClient, MIError, Stop, quote
 from debugkit.records import Fold, Frame, Stack, State
 
 MAX_FRAMES = 256  # a backtrace is read this deep; a runaway recursion has a million frames
@@ -22,21 +22,54 @@ MAX_LAYERS = 4096  # more is not a model but memory that is no session
 IGNORE_FOR_EVER = 2_000_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Probe:
-    """A door of the library and the arguments that are worth showing."""
+    """A function worth stopping at, and the C expressions to read at its entry.
+
+    arguments  what is shown: names and expressions
+    hold       what is needed again at the return, by then out of reach
+    session    where the session is found: pairs of frame level and expression, first readable wins
+    """
 
     type: str  # the record's type
     function: str
-    arguments: tuple[str, ...]
+    arguments: Mapping[str, str]
+    hold: Mapping[str, str] = field(default_factory=dict)
+    session: tuple[tuple[int, str], ...] = ((0, "session"),)
+    backtrace: bool = True
 
-    def insert(self, client: MIClient) -> str:
+    def insert(self, client: MIClient, condition: str = "") -> str:
         """Set the breakpoint, also if the library is not loaded yet; its number."""
-        return str(client.command(f"-break-insert -f {self.function}")["bkpt"]["number"])
+        only = f"-c {quote(condition)} " if condition else ""
+        return str(client.command(f"-break-insert -f {only}{self.function}")["bkpt"]["number"])
 
 
-PREFILL = Probe("prefill", "kestrel_prefill", ("n_tokens",))
-DECODE = Probe("decode", "kestrel_decode", ("token_id",))
+def _door(kind: str, *names: str, **more: str) -> Probe:
+    return Probe(kind, f"kestrel_{kind}", {name: name for name in names} | more)
+
+
+PREFILL = _door("prefill", "n_tokens")
+DECODE = _door("decode", "token_id")
+VERIFY = _door("verify", "n_tokens", token_id="*token_ids")
+TRUNCATE = _door("truncate", "n_tokens")
+SYNC = replace(
+    _door("sync", "n_tokens"), hold={"prompt": "token_ids", "timeline": "session->token_ids"}
+)
+LAYER = Probe(
+    "layer",
+    "ks_layer_forward",
+    {"layer": "layer", "n_rows": "pass->n_rows"},
+    session=((0, "pass->segments->session"),),
+)
+SAMPLE = Probe(
+    "sample",
+    "ks_sample",
+    {"position": "position"},
+    session=((1, "session"), (2, "session")),
+    backtrace=False,
+)
+PROBES = {p.type: p for p in (PREFILL, DECODE, VERIFY, TRUNCATE, SYNC, LAYER, SAMPLE)}
+DEFAULT_EVENTS = ("prefill", "decode", "verify", "truncate", "sync", "sample")
 
 
 class NoSymbols(PreflightError):
@@ -59,31 +92,39 @@ def ignore(client: MIClient, number: str, hits: int) -> None:
 # ---- state -------------------------------------------------------------------------------------
 
 
-def read_arguments(client: MIClient, probe: Probe, stop: Stop) -> dict[str, int]:
-    """The arguments of a door that was just entered. NoSymbols if gdb does not know them."""
+def read_arguments(
+    client: MIClient, probe: Probe, stop: Stop, wanted: Mapping[str, str]
+) -> dict[str, int]:
+    """Expressions at a door that was just entered. NoSymbols if gdb does not know them."""
     if stop.function.endswith("@plt"):  # bound to the executable's stub: the library has no symbols
-        raise NoSymbols(_no_symbols(client))
+        raise NoSymbols(no_symbols(client))
+    if not wanted:
+        return {}
     try:
-        values = client.evaluate_ints(*probe.arguments, thread=stop.thread)
+        values = client.evaluate_ints(*wanted.values(), thread=stop.thread)
     except MIError as error:
         if "No symbol" in error.message:
-            raise NoSymbols(_no_symbols(client)) from None
+            raise NoSymbols(no_symbols(client)) from None
         raise
-    return dict(zip(probe.arguments, values, strict=True))
+    return dict(zip(wanted, values, strict=True))
 
 
-def read_state(client: MIClient, stop: Stop, session: str = "session") -> State:
-    """The session that an expression names, read whole or not at all."""
-    address = 0
+def find_session(client: MIClient, probe: Probe, stop: Stop) -> int:
+    """The address of the session a probe is about; 0 if it cannot be read."""
+    for level, expression in probe.session:
+        with contextlib.suppress(MIError):
+            return client.evaluate_ints(expression, thread=stop.thread, frame=level)[0]
+    return 0
+
+
+def read_state(client: MIClient, address: int) -> State:
+    """The session at an address, read whole or not at all."""
+    if address == 0:
+        return State("0x0", problem="session is NULL")
+    session = f"((struct kestrel_session *){address})"
     try:
-        (address,) = client.evaluate_ints(session, thread=stop.thread)
-        if address == 0:
-            return State("0x0", problem="session is NULL")
         seq_len, n_layers, rows_at = client.evaluate_ints(
-            f"{session}->seq_len",
-            f"{session}->n_layers",
-            f"{session}->cache_len",
-            thread=stop.thread,
+            f"{session}->seq_len", f"{session}->n_layers", f"{session}->cache_len"
         )
         if not 0 <= n_layers <= MAX_LAYERS:
             return State(hex(address), problem=f"n_layers is {n_layers}: this is no open session")
@@ -91,6 +132,18 @@ def read_state(client: MIClient, stop: Stop, session: str = "session") -> State:
     except MIError as error:
         return State(hex(address), problem=f"unreadable: {error.message}")
     return State(hex(address), seq_len, tuple(rows))
+
+
+_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+def isa_name(client: MIClient, session: int) -> str:
+    """The kernels in use by a session's model, "" if they cannot be read."""
+    with contextlib.suppress(MIError):
+        value = client.evaluate(f"((struct kestrel_session *){session})->model->kernels->name")
+        match = _TEXT.search(value)
+        return match[1] if match else ""
+    return ""
 
 
 def library_path(client: MIClient) -> str:
@@ -101,7 +154,7 @@ def library_path(client: MIClient) -> str:
     return ""
 
 
-def _no_symbols(client: MIClient) -> str:
+def no_symbols(client: MIClient) -> str:
     where = library_path(client) or "The traced program"
     return (
         f"{where} has no debug information, so neither state nor lines can be read. Use a build of "
@@ -224,6 +277,7 @@ def is_python(program: str) -> bool:
 # around it. An optimiser may have dropped one variable and kept the other.
 MAX_TOKENS = ("request->max_tokens", "completion->request->max_tokens")
 STATS = ("stats", "completion->stats")
+SPEC = ("n_tries", "n_drafted", "n_hits", "n_rolled_back")
 FINISH = {0: "none", 1: "stop", 2: "length", 3: "cancelled"}  # enum kestrel_finish
 
 
@@ -273,6 +327,9 @@ class CompletionProbe:
                 finish, *numbers = self.client.evaluate_ints(*stats)
                 facts["finish"] = FINISH.get(finish, str(finish))
                 facts.update(zip(names[1:], numbers, strict=True))
+            spec = [f"((kestrel_stats *){self.stats_at})->spec.{name}" for name in SPEC]
+            with contextlib.suppress(MIError):  # not in every build of the library
+                facts.update(zip(SPEC, self.client.evaluate_ints(*spec), strict=True))
         return facts
 
     def disarm(self, hit: str) -> None:

@@ -21,12 +21,23 @@ from debugkit.records import (
     Hit,
     Meta,
     Record,
+    Return,
+    Sample,
     Stack,
     State,
+    Watch,
 )
 
-LABELS = {"prefill": "PF-HIT", "decode": "DEC-HIT"}
-COLOURS = {"PF-HIT": "1;34", "DEC-HIT": "1;32", "CRASH": "1;31", "HANG": "1;31"}
+LABELS = {"prefill": "PF-HIT", "decode": "DEC-HIT", "verify": "VER-HIT"}
+COLOURS = {
+    "PF-HIT": "1;34",
+    "DEC-HIT": "1;32",
+    "VER-HIT": "1;36",
+    "CRASH": "1;31",
+    "HANG": "1;31",
+    "WATCH": "1;33",
+}
+BRIEF = ("truncate", "sync", "layer")  # told in one line when they return
 INDENT = " " * 12
 OUTPUT_SHOWN = 64 * 1024  # bytes of each stream of the program; more is cut in the middle
 
@@ -68,6 +79,7 @@ class Renderer:
     _stacks: dict[str, list[str]] = field(default_factory=dict)
     _request: int = 1
     _decode: int = 0
+    _open: dict[tuple[int, str], Hit] = field(default_factory=dict)  # by thread and type
 
     def lines(self, record: Record) -> list[str]:
         """The lines of one record; none for those that only a machine needs."""
@@ -75,8 +87,15 @@ class Renderer:
             return self._meta(record)
         if isinstance(record, Hit):
             return self._hit(record)
+        if isinstance(record, Return):
+            return self._return(record)
+        if isinstance(record, Sample):
+            where = f"id {record.id} for position {record.position}"
+            return [*self._new_request(record.req), self._head("SAMPLE", where)]
+        if isinstance(record, Watch):
+            return self._watch(record)
         if isinstance(record, Counted):
-            self._decode += record.n
+            self._decode += record.n if record.of == "decode" else 0
             more = f"{plural(record.n, 'more ' + record.of)}, counted without a stop"
             return [INDENT + self.style.dim(f"{self.style.ellipsis} {more}")]
         if isinstance(record, Completion):
@@ -96,16 +115,24 @@ class Renderer:
             lines.append(dim(f"library  {meta.lib}"))
         if meta.build:
             lines.append(dim(f"build    {meta.build}"))
-        where = " · ".join(filter(None, (meta.target, meta.arch, f"gdb {meta.gdb}")))
+        isa = f"isa {meta.isa}" if meta.isa else ""
+        how = f"{meta.target} {meta.cpu}".rstrip()
+        where = " · ".join(filter(None, (how, meta.arch, isa, f"gdb {meta.gdb}")))
         return [*lines, dim(f"target   {where}"), ""]
 
+    def _new_request(self, number: int) -> list[str]:
+        if number == self._request:
+            return []
+        self._request, self._decode = number, 0
+        self._stacks.clear()
+        return ["", self.style.dim(f"request {number}")]
+
     def _hit(self, hit: Hit) -> list[str]:
-        lines: list[str] = []
+        lines = self._new_request(hit.req)
+        self._open[hit.tid, hit.type] = hit
+        if hit.type in BRIEF:
+            return lines
         label = LABELS.get(hit.type, hit.type.upper())
-        if hit.req != self._request:
-            self._request, self._decode = hit.req, 0
-            self._stacks.clear()
-            lines += ["", self.style.dim(f"request {hit.req}")]
         if hit.type == "decode":
             self._decode += 1
             label += f" {self._decode}"
@@ -116,6 +143,54 @@ class Renderer:
             return [*lines, self._head(label, *arguments)]
         self._stacks[hit.type] = stack
         return [*lines, self._head(label, *arguments, self._state(hit.state)), *stack]
+
+    def _return(self, end: Return) -> list[str]:
+        """What a call has changed, where that is worth a line."""
+        begin = self._open.pop((end.tid, end.type), None)
+        if begin is None or end.state.problem:
+            return []
+        if end.ret:
+            return [self._head("", self.style.paint(f"{end.type} returned {end.ret}", "31"))]
+        before, after = begin.state.seq_len, end.state.seq_len
+        arrow = arrow_of([before, after], self.style)
+        if end.type == "sync":
+            return [self._head("SYNC", self._kept(begin, end))]
+        if end.type == "truncate":
+            rows = f"seq_len {arrow}, {plural(before - after, 'row')} taken back"
+            nested = (end.tid, "sync") in self._open or before == after
+            return [] if nested else [self._head("TRUNCATE", rows)]
+        if end.type == "layer":
+            layer = begin.args["layer"]
+            states = [s for s in (begin.state, end.state) if layer < len(s.cache_len)]
+            filled = arrow_of([state.cache_len[layer] for state in states], self.style)
+            return [self._head("LAYER", f"{layer}", f"cache_len {filled}")]
+        if end.type == "decode" and end.state.layers_agree:
+            return []
+        return [self._head("", self.style.dim(f"returns with seq_len {arrow}"))]
+
+    def _kept(self, begin: Hit, end: Return) -> str:
+        n, new = end.result.get("n_kept", end.state.seq_len), end.result.get("new_id")
+        asked, had = begin.args["n_tokens"], begin.state.seq_len
+        text = f"kept {n} of {had} cached, prompt {asked}"
+        if new is None:
+            return text
+        cached = end.result["cached_id"]
+        if n == had:
+            why = "the timeline ended there"
+        elif cached == new:
+            why = f"the prompt's last id ({new}) is always computed"
+        else:
+            why = f"cached id {cached}, new id {new}"
+        return f"{text}; position {n}: {why}"
+
+    def _watch(self, watch: Watch) -> list[str]:
+        change = f"{watch.expr} {arrow_of([watch.old, watch.new], self.style)}"
+        during = f"during {watch.during}" if watch.during else ""
+        stack = self._stack(watch.stack)
+        if self._stacks.get(watch.expr + watch.during) == stack:
+            return [self._head("WATCH", change, during, self.style.dim("same frames"))]
+        self._stacks[watch.expr + watch.during] = stack
+        return [self._head("WATCH", change, during), *stack]
 
     def _state(self, state: State) -> str:
         if state.problem:
@@ -131,7 +206,7 @@ class Renderer:
 
     def _head(self, label: str, *parts: str) -> str:
         padded = f"{label:<{len(INDENT)}}"
-        colour = COLOURS.get(label.split()[0], "1")
+        colour = COLOURS.get(label.partition(" ")[0], "1")
         return (self.style.paint(padded, colour) + "  ".join(filter(None, parts))).rstrip()
 
     def _stack(self, stack: Stack) -> list[str]:
@@ -153,6 +228,11 @@ class Renderer:
         *first, last = fold.of or ("other code",)
         owners = f"{', '.join(first)} and {last}" if first else last
         return f"{self.style.ellipsis} {plural(fold.collapsed, 'frame')} of {owners}"
+
+
+def arrow_of(numbers: list[int], style: Style) -> str:
+    """ "18 → 19"."""
+    return (" → " if style.ellipsis == "…" else " -> ").join(map(str, numbers))
 
 
 # ---- the program's own output ------------------------------------------------------------------

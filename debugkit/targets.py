@@ -1,4 +1,5 @@
 """How a program comes under gdb. Every way gives a `Target`: start, resume, interrupt, close.
+attach.py joins one that runs, remote.py one that runs elsewhere.
 
 `LaunchTarget` starts a command. Its output goes to files, not to gdb's own output: a program that
 prints `*stopped` must not be taken for gdb, and text without a newline must not swallow a record.
@@ -15,7 +16,7 @@ import stat
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -27,6 +28,13 @@ from debugkit.preflight import Command, Gdb, ptrace_denied
 CRASH_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGSYS")
 _KILLED_EARLY = re.compile(r"During startup program terminated with signal (\w+)")
 INTERRUPT_TIMEOUT = 30.0  # seconds
+IDLE_EVERY = 0.2  # seconds
+
+Idle = Callable[[], object]
+
+
+def nothing() -> None:
+    """What to do while the program runs, if there is nothing to do."""
 
 
 class Target(ABC):
@@ -34,15 +42,22 @@ class Target(ABC):
 
     kind: str
     client: MIClient
+    survives = False  # True if closing lets the program run on
+    running = False
+    cpu = ""  # the processor that is imitated
+    stdout: Path | None = None  # files that hold what the program prints, if it is for us to show
+    stderr: Path | None = None
 
     @abstractmethod
-    def start(self, deadline: Deadline) -> Stop:
-        """Let the program run for the first time, up to its first stop."""
+    def start(self, deadline: Deadline, idle: Idle = nothing) -> Stop:
+        """Let the program run for the first time, up to its first stop. `idle` is called from time
+        to time while it runs."""
 
-    def resume(self, deadline: Deadline) -> Stop:
+    def resume(self, deadline: Deadline, idle: Idle = nothing) -> Stop:
         """Let it run on to the next stop. StopTimeout at the deadline: it is still running."""
+        self.running = True
         self.client.command("-exec-continue")
-        return self._wait(deadline)
+        return self._wait(deadline, idle)
 
     def interrupt(self) -> Stop | None:
         """Stop it where it is; None if even that fails."""
@@ -53,10 +68,14 @@ class Target(ABC):
         except StopTimeout:
             return None
 
+    def pid(self) -> int | None:
+        """Process id on this machine, None if it has none here."""
+        return self.client.program_pid
+
     def vanished(self) -> bool:
         """True if the program was killed while gdb held it, which only SIGKILL can do. gdb then
         answers whatever it is asked with one odd error or another."""
-        pid = self.client.program_pid
+        pid = self.pid()
         if pid is None:
             return False
         try:
@@ -68,7 +87,7 @@ class Target(ABC):
     def program(self) -> str:
         """Path of the program that runs now: a launched script has become its interpreter."""
         with contextlib.suppress(OSError):
-            return str(Path(f"/proc/{self.client.program_pid}/exe").readlink())
+            return str(Path(f"/proc/{self.pid()}/exe").readlink())
         return ""
 
     @abstractmethod
@@ -81,13 +100,24 @@ class Target(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait(self, deadline: Deadline) -> Stop:
+    def _wait(self, deadline: Deadline, idle: Idle = nothing) -> Stop:
         """Wait for a stop. gdb keeps SIGINT to itself; one from outside is handed on."""
-        stop = self.client.wait_stop(deadline)
+        stop = self._next(deadline, idle)
         while stop.reason == "signal-received" and stop.signal == "SIGINT":
             self.client.cli("signal SIGINT")
-            stop = self.client.wait_stop(deadline)
+            stop = self._next(deadline, idle)
         return stop
+
+    def _next(self, deadline: Deadline, idle: Idle) -> Stop:
+        while True:
+            try:
+                stop = self.client.wait_stop(Deadline(min(IDLE_EVERY, deadline.remaining())))
+                self.running = False
+                return stop
+            except StopTimeout:
+                idle()
+                if deadline.remaining() == 0:
+                    raise
 
 
 class LaunchTarget(Target):
@@ -106,8 +136,8 @@ class LaunchTarget(Target):
     ) -> None:
         """`output` is a directory: the program's streams become its files stdout and stderr."""
         self.command = command
-        self.stdout = output / "stdout"
-        self.stderr = output / "stderr"
+        self.stdout: Path = output / "stdout"
+        self.stderr: Path = output / "stderr"
         self._ended = False
         # gdb runs the program through $SHELL; what it is quoted for is sh.
         self.client = MIClient(
@@ -119,10 +149,10 @@ class LaunchTarget(Target):
             self.client.close()
             raise
 
-    def start(self, deadline: Deadline) -> Stop:
+    def start(self, deadline: Deadline, idle: Idle = nothing) -> Stop:
         try:
             self.client.command("-exec-run")
-            return self._wait(deadline)
+            return self._wait(deadline, idle)
         except MIError as error:
             killed = _KILLED_EARLY.search(error.message)
             if killed is not None:
@@ -131,8 +161,8 @@ class LaunchTarget(Target):
                 raise
             raise self._start_failure(error) from None
 
-    def resume(self, deadline: Deadline) -> Stop:
-        stop = super().resume(deadline)
+    def resume(self, deadline: Deadline, idle: Idle = nothing) -> Stop:
+        stop = super().resume(deadline, idle)
         self._ended = stop.exited
         return stop
 

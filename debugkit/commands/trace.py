@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import click
 
-from debugkit import outcome, preflight
+from debugkit import outcome, probes
 from debugkit.commands.common import (
     complain,
     ends_in_a_sentence,
@@ -21,11 +21,40 @@ from debugkit.commands.common import (
     termination_as_exit,
     timeout_option,
 )
+from debugkit.commands.targeting import Where, show_output, target_options
 from debugkit.errors import ExitCode
 from debugkit.records import Record, Writer
-from debugkit.render import Renderer, Style, program_output
-from debugkit.targets import LaunchTarget, output_directory
+from debugkit.render import Renderer, Style
 from debugkit.trace import Options, Tracer
+
+
+def parse_events(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> frozenset[str]:
+    """--only: names of events between commas."""
+    if value is None:
+        return frozenset(probes.DEFAULT_EVENTS)
+    names = frozenset(filter(None, value.replace(",", " ").split()))
+    unknown = sorted(names - probes.PROBES.keys())
+    if unknown or not names:
+        known = ", ".join(probes.PROBES)
+        raise click.BadParameter(f"unknown event {', '.join(unknown)!r}; there are {known}.")
+    return names
+
+
+def parse_layers(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> frozenset[int] | str | None:
+    """--layer: "all", or numbers between commas."""
+    if value is None or value == "all":
+        return value
+    try:
+        layers = frozenset(int(word) for word in value.replace(",", " ").split())
+    except ValueError:
+        layers = frozenset()
+    if not layers or min(layers) < 0:
+        raise click.BadParameter(f"{value!r} is neither all nor numbers of layers, as in 0,3.")
+    return layers
 
 
 @click.command("trace", context_settings={"allow_interspersed_args": False})
@@ -37,10 +66,43 @@ from debugkit.trace import Options, Tracer
     help="Write the trace as JSON Lines (schema kestrel-trace/1), too.",
 )
 @click.option(
+    "--only",
+    "events",
+    callback=parse_events,
+    metavar="EVENTS",
+    help="Show only these: prefill,decode,verify,truncate,sync,layer,sample.",
+)
+@click.option(
+    "--layer",
+    "layers",
+    callback=parse_layers,
+    metavar="L",
+    help="Show each pass through these layers, too: numbers between commas, or all.",
+)
+@click.option(
+    "--max",
+    "max_events",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show N events; count the rest without stopping.",
+)
+@click.option(
     "--max-decodes",
     type=click.IntRange(min=0),
     metavar="N",
     help="Stop at the first N decodes after each prefill; count the rest without stopping.",
+)
+@click.option(
+    "--requests",
+    "max_requests",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --attach and --remote: leave after N complete requests.",
+)
+@click.option(
+    "--no-stop",
+    is_flag=True,
+    help="Let gdb's own Python write the events: the program is held for under a millisecond each.",
 )
 @timeout_option(Options.timeout)
 @click.option(
@@ -51,38 +113,47 @@ from debugkit.trace import Options, Tracer
 )
 @mi_log_option
 @gdb_option
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@target_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @ends_in_a_sentence
 def command(
     json_path: Path | None,
-    max_decodes: int | None,
-    timeout: float,
+    events: frozenset[str],
+    layers: frozenset[int] | str | None,
     keep_output: Path | None,
     mi_log: Path | None,
     gdb_name: str | None,
     command: tuple[str, ...],
+    **given: Any,
 ) -> ExitCode:
     """Run COMMAND under gdb and show its one prefill and its N decodes.
 
-    Each entry into kestrel_prefill (PF-HIT) and kestrel_decode (DEC-HIT) is shown with its
-    argument, the state of the session, and the backtrace. What the program prints follows after
-    the trace.
+    Each entry into kestrel_prefill (PF-HIT), kestrel_decode (DEC-HIT) and kestrel_verify (VER-HIT)
+    is shown with its argument, the state of the session, and the backtrace; between them what was
+    kept of the timeline (SYNC), taken back (TRUNCATE) and sampled (SAMPLE). What the program prints
+    follows after the trace.
 
     \b
     debugkit trace -- kestrel run "Say hello in one word."
     debugkit trace --max-decodes 2 --json trace.jsonl -- python my_program.py
+    debugkit trace --attach 4711 --requests 1
+    debugkit trace --qemu aarch64 -- kestrel-run MODEL --ids 1,2,3
     """
-    gdb = preflight.find_gdb(gdb_name or "gdb")
-    resolved = preflight.resolve_command(command, os.environ)
+    where = Where.of(command, given)
+    options = Options(
+        events=events | {"layer"} if layers is not None else events,
+        layers=layers if isinstance(layers, frozenset) else None,
+        **given,
+    )
+    gdb = where.gdb(gdb_name)
     style = Style.of(sys.stdout, os.environ)
     renderer = Renderer(style)
     records: list[Record] = []
     with ExitStack() as cleanup, termination_as_exit():
-        directory = Path(cleanup.enter_context(output_directory()))
+        described = where.described()
         writer = None
         if json_path is not None:
             writer = Writer(cleanup.enter_context(open_for_writing(json_path, "--json")))
-        log = cleanup.enter_context(open_for_writing(mi_log, "--mi-log")) if mi_log else None
         if keep_output is not None:
             make_directory(keep_output, "--keep-output")
 
@@ -93,26 +164,16 @@ def command(
             for line in renderer.lines(record):
                 click.echo(line)
 
-        target = LaunchTarget(gdb, resolved, env=os.environ, output=directory, mi_log=log)
+        target = cleanup.enter_context(where.open(gdb, mi_log))
         try:
             with target:
-                options = Options(max_decodes, timeout)
-                Tracer(target, gdb, tuple(command), emit, options).run()
+                Tracer(target, gdb, described, emit, options).run()
         finally:
             show_output(target, style, keep_output)
     click.echo()
     for line in outcome.summary(records):
         click.echo(style.paint(line, "1"))
-    result = outcome.verdict(records, timeout)
+    result = outcome.verdict(records, options.timeout)
     if result.sentence:
         complain(result.sentence)
     return result.exit_code
-
-
-def show_output(target: LaunchTarget, style: Style, keep: Path | None) -> None:
-    """Print what the program printed, and keep it if asked to."""
-    for name, path in (("stdout", target.stdout), ("stderr", target.stderr)):
-        for line in program_output(path, name, style):
-            click.echo(line)
-        if keep is not None and path.exists():
-            shutil.copyfile(path, keep / name)

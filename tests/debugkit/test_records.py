@@ -21,7 +21,10 @@ from debugkit.records import (
     Meta,
     Record,
     RecordError,
+    Return,
+    Sample,
     State,
+    Watch,
     Writer,
     comparable,
     parse,
@@ -51,8 +54,14 @@ EVERY: list[Record] = [
     PREFILL,
     DECODE,
     Hit("decode", 7.0, 1, 1, {"token_id": 3}, State("0x0", problem="session is NULL"), ()),
+    Return("decode", 7.5, 1, 1, 0, State("0x55", 19, (19, 19)), paused_us=1.5),
+    Return("sync", 7.6, 1, 2, None, State("0x55", 4, (4, 4)), {"n_kept": 4, "cached_id": -1}),
+    Sample(7.7, 1, 1, 502, 19, 0.5),
+    Watch(7.8, 1, "cache_len[1]", 18, 19, "hardware", STACK),
+    Watch(7.9, 1, "seq_len", 18, 19, "entry-return", STACK, during="kestrel_decode"),
     Counted("decode", 6),
     Completion(9.0, 1, 1, 1, 8, max_tokens=32, finish="stop", n_generated=9),
+    Completion(9.0, 1, 1, 1, 8, n_verifies=3, n_tries=3, n_drafted=9, n_hits=4, n_rolled_back=5),
     Crash(10.0, 2, "SIGSEGV", STACK, "0x10"),
     Hang(11.0, 1, (Frame("pause", "/lib/libc.so.6", 0, foreign=True), Fold(2, ("libc",)))),
     Exit(12.0, "exited", code=0),
@@ -89,7 +98,7 @@ def test_unknown_types_and_keys_are_ignored(tmp_path: Path) -> None:
     lines = written([META, PREFILL, EVERY[-1]]).splitlines()
     prefill = {**json.loads(lines[1]), "colour": "blue"}
     news = {"seq": 9, "type": "spec_round", "ph": "B", "args": {"n_draft": 4}}
-    ends = {**json.loads(lines[1]), "ph": "E", "ret": 0}
+    ends = {**json.loads(lines[1]), "ph": "X"}
     path.write_text("\n".join([lines[0], *map(json.dumps, (news, prefill, ends)), lines[2]]))
     assert read(path) == [META, PREFILL, EVERY[-1]]
 
