@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import struct
 import time
-from typing import Any, ClassVar, Dict, List, Set, Tuple
+from typing import Any, ClassVar
 
 import gdb  # type: ignore[import-untyped]
 
 MAX_FRAMES = 256
 MAX_LAYERS = 4096
-TABLE: Dict[str, Dict[str, Any]] = {}
+TABLE: dict[str, dict[str, Any]] = {}
 
 
 # ---- the session -------------------------------------------------------------------------------
@@ -31,10 +31,10 @@ TABLE: Dict[str, Dict[str, Any]] = {}
 class Layout:
     """Where the fields of a session lie; asked of the debug information once."""
 
-    offsets: ClassVar[Dict[str, int]] = {}
+    offsets: ClassVar[dict[str, int]] = {}
 
     @classmethod
-    def read(cls) -> Dict[str, int]:
+    def read(cls) -> dict[str, int]:
         if not cls.offsets:
             kind = gdb.lookup_type("struct kestrel_session")
             cls.offsets = {field.name: field.bitpos // 8 for field in kind.fields()}
@@ -45,7 +45,7 @@ def read_memory(address: int, n_bytes: int) -> bytes:
     return bytes(gdb.selected_inferior().read_memory(address, n_bytes))
 
 
-def read_state(address: int) -> Dict[str, Any]:
+def read_state(address: int) -> dict[str, Any]:
     """A session's state as records.State is written."""
     if address == 0:
         return {"addr": "0x0", "problem": "session is NULL"}
@@ -75,7 +75,7 @@ def source_root(fullname: str) -> str:
     return root if root.count("/") > 0 and len(root) > 1 else ""
 
 
-def describe(frame: Any, level: int) -> Dict[str, str]:
+def describe(frame: Any, level: int) -> dict[str, str]:
     """A frame with the fields that gdb/MI gives it."""
     pc = frame.pc()
     fields = {"level": str(level), "addr": hex(pc), "func": frame.name() or "??"}
@@ -91,7 +91,7 @@ def describe(frame: Any, level: int) -> Dict[str, str]:
     return fields
 
 
-def arguments(frame: Any) -> Dict[str, str]:
+def arguments(frame: Any) -> dict[str, str]:
     """Names and values of a frame's arguments, as text."""
     try:
         block = frame.block()
@@ -113,12 +113,12 @@ class Stacks:
     """Backtraces. What lies beyond our own frames is the same at every stop of a thread, and a walk
     over thirty frames of Python costs more than all the rest: that tail is walked once."""
 
-    tails: ClassVar[Dict[Any, List[Dict[str, str]]]] = {}
+    tails: ClassVar[dict[Any, list[dict[str, str]]]] = {}
 
     @classmethod
-    def read(cls, root: str) -> Tuple[List[Dict[str, str]], Dict[int, Dict[str, str]]]:
-        frames: List[Dict[str, str]] = []
-        values: Dict[int, Dict[str, str]] = {}
+    def read(cls, root: str) -> tuple[list[dict[str, str]], dict[int, dict[str, str]]]:
+        frames: list[dict[str, str]] = []
+        values: dict[int, dict[str, str]] = {}
         seen_own = False
         frame = gdb.newest_frame()
         while frame is not None and len(frames) < MAX_FRAMES:
@@ -135,7 +135,7 @@ class Stacks:
         return frames, values
 
     @classmethod
-    def _tail(cls, frame: Any, level: int) -> List[Dict[str, str]]:
+    def _tail(cls, frame: Any, level: int) -> list[dict[str, str]]:
         key = (gdb.selected_thread().num, frame.pc(), int(frame.read_register("sp")))
         tail = cls.tails.get(key)
         if tail is None:
@@ -156,7 +156,7 @@ def evaluate(expression: str) -> int:
     return int(gdb.parse_and_eval(f"(long)({expression})"))
 
 
-def find_session(candidates: List[Tuple[int, str]]) -> int:
+def find_session(candidates: list[tuple[int, str]]) -> int:
     """The session: the first of several (level, expression) that can be read; 0 if none can."""
     for level, expression in candidates:
         frame = gdb.newest_frame()
@@ -174,7 +174,7 @@ def find_session(candidates: List[Tuple[int, str]]) -> int:
     return 0
 
 
-def read_entry(kind: str) -> Dict[str, Any]:
+def read_entry(kind: str) -> dict[str, Any]:
     """What a door's entry shows. gdb.error if its arguments cannot be read."""
     probe = TABLE[kind]
     address = find_session(probe["session"])
@@ -203,7 +203,7 @@ def returned() -> int:
     return int(gdb.newest_frame().read_register(register)) & 0xFFFFFFFF
 
 
-def read_return(sessions: List[int]) -> Dict[str, Any]:
+def read_return(sessions: list[int]) -> dict[str, Any]:
     return {"ret": returned(), "states": [read_state(session) for session in sessions]}
 
 
@@ -211,30 +211,30 @@ def read_return(sessions: List[int]) -> Dict[str, Any]:
 
 
 class Setup(gdb.MICommand):
-    def invoke(self, argv: List[str]) -> None:
+    def invoke(self, argv: list[str]) -> None:
         TABLE.update(json.loads(argv[0]))
         Layout.offsets = {}
 
 
 class Enter(gdb.MICommand):
-    def invoke(self, argv: List[str]) -> Dict[str, str]:
+    def invoke(self, argv: list[str]) -> dict[str, str]:
         return {"json": json.dumps(read_entry(argv[0]))}
 
 
 class Leave(gdb.MICommand):
-    def invoke(self, argv: List[str]) -> Dict[str, str]:
+    def invoke(self, argv: list[str]) -> dict[str, str]:
         return {"json": json.dumps(read_return([int(word) for word in argv]))}
 
 
 # ---- probes that do not stop -------------------------------------------------------------------
 
-FILES: Dict[str, Any] = {}
-KNOWN_RETURNS: Set[int] = set()
-SESSIONS: Dict[int, None] = {}  # address -> None, in the order they were met
+FILES: dict[str, Any] = {}
+KNOWN_RETURNS: set[int] = set()
+SESSIONS: dict[int, None] = {}  # address -> None, in the order they were met
 ALWAYS_STOP = ("sync", "prefill")  # once a request: the other side arms what it needs
 
 
-def write(path: str, line: Dict[str, Any]) -> None:
+def write(path: str, line: dict[str, Any]) -> None:
     stream = FILES.get(path)
     if stream is None:
         stream = FILES[path] = open(path, "a", encoding="utf-8")  # noqa: PTH123, SIM115
@@ -286,12 +286,12 @@ class ReturnProbe(gdb.Breakpoint):
 
 
 class Probe(gdb.MICommand):
-    def invoke(self, argv: List[str]) -> Dict[str, str]:
+    def invoke(self, argv: list[str]) -> dict[str, str]:
         return {"json": json.dumps(EntryProbe(argv[0], argv[1]).number)}
 
 
 class ReturnAt(gdb.MICommand):
-    def invoke(self, argv: List[str]) -> Dict[str, str]:
+    def invoke(self, argv: list[str]) -> dict[str, str]:
         probe = ReturnProbe(int(argv[0]), argv[1], argv[2] == "sync")
         return {"json": json.dumps(probe.number)}
 

@@ -186,6 +186,8 @@ class Tracer:
             root = probes.source_root(seen.frames[0].get("fullname", ""))
             self._reader = StackReader(root, self.target.program())
         self._write_meta(stop.arch if stop else "", session, entered=True)
+        if self._repeated(seen):
+            return
         self._breakpoints.count(probe)
         if probe.type in ("prefill", "sync"):
             self._count_hidden()
@@ -225,6 +227,17 @@ class Tracer:
             )
         elif probe is not probes.SAMPLE:
             self._breakpoints.hide(probe)
+
+    def _repeated(self, seen: Seen) -> bool:
+        """True for an entry that was seen already. Where another thread has an event at the same
+        moment, gdb puts a hit off and meets it once more; nothing has moved in between."""
+        inside = self._calls.innermost(seen.thread)
+        return inside is not None and (
+            inside.probe,
+            inside.return_to,
+            inside.arguments,
+            inside.before,
+        ) == (seen.probe, seen.return_to, seen.arguments, seen.state)
 
     def _wanted(self, probe: Probe, arguments: Any) -> bool:
         options = self.options
