@@ -187,13 +187,13 @@ class Tracer:
             self._reader = StackReader(root, self.target.program())
         self._write_meta(stop.arch if stop else "", session, entered=True)
         if self._repeated(seen):
+            if stop is not None:  # what was written of it had been read before it was known to stop
+                self._prepare(seen, self._requests[session])
             return
         self._breakpoints.count(probe)
         if probe.type in ("prefill", "sync"):
             self._count_hidden()
         request = self._request(session, probe)
-        if stop is not None and request.completion is None and seen.frames:
-            request.completion = CompletionProbe.arm(self._client, seen.thread, seen.frames)
         call = Call(
             probe,
             seen.return_to,
@@ -206,7 +206,7 @@ class Tracer:
         for ended in self._calls.enter(seen.thread, call):
             self._emit_return(ended, seen.thread, seen.time_ns, None, seen.state, seen.held_ns)
         if stop is not None:
-            self._breakpoints.watch_return(seen.return_to, probe)
+            self._prepare(seen, request)
         self._limit_decodes(probe)
         if self._wanted(probe, seen.arguments) and probe is not probes.SAMPLE:
             stack: Stack = ()
@@ -227,6 +227,13 @@ class Tracer:
             )
         elif probe is not probes.SAMPLE:
             self._breakpoints.hide(probe)
+
+    def _prepare(self, seen: Seen, request: _Request) -> None:
+        """While the program stands at a door: see to it that its return is noticed, and that of the
+        completion around it."""
+        self._breakpoints.watch_return(seen.return_to, seen.probe)
+        if request.completion is None and seen.frames:
+            request.completion = CompletionProbe.arm(self._client, seen.thread, seen.frames)
 
     def _repeated(self, seen: Seen) -> bool:
         """True for an entry that was seen already. Where another thread has an event at the same
