@@ -11,6 +11,8 @@ import importlib
 import multiprocessing
 import os
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -138,11 +140,19 @@ KINDS: dict[str, type[Any]] = {"kestrel": Kestrel, "llama": Llama}
 class Worker:
     """An engine in a process of its own."""
 
-    def __init__(self, kind: str, *arguments: Any) -> None:
+    def __init__(
+        self, kind: str, *arguments: Any, environment: Mapping[str, str] | None = None
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, kind, arguments), daemon=True)
-        self._process.start()
+        before = dict(os.environ)
+        os.environ.update(environment or {})
+        try:
+            self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         theirs.close()
         self.facts: dict[str, Any] = self._answer()
 
@@ -153,12 +163,17 @@ class Worker:
         return result
 
     def close(self) -> None:
-        """End the process."""
-        self._pipe.send(None)
+        """End the process, if it has not died."""
+        with suppress(OSError):
+            self._pipe.send(None)
         self._process.join()
 
     def _answer(self) -> Any:
-        answer = self._pipe.recv()
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            self._process.join()
+            raise RuntimeError(f"an engine died (exit code {self._process.exitcode})") from None
         if isinstance(answer, Exception):
             raise answer
         return answer

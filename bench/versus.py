@@ -11,6 +11,10 @@ of 18, 512 and 2,048 tokens and decode 64 tokens after the first and the last, i
 The other side runs with flash attention on or off, for each figure whichever was faster in a first
 look. Both keep keys and values as f16 and use the same number of threads. A ratio above 1 is ours
 faster.
+
+Several builds of llama.cpp can take part: --llama NAME=DIR names a directory with a libllama.so and
+the libraries it needs, and may be given again. On a processor with AMX such a build comes in two
+kinds, with and without (CMAKE_C_FLAGS and CMAKE_CXX_FLAGS -mno-amx-int8 -mno-amx-tile).
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class Row:
     model: str
     ours: str
     theirs: str
+    opponent: str
     what: str
     our_rate: float
     their_rate: float
@@ -51,13 +56,16 @@ class Row:
     def line(self) -> str:
         """The row as text."""
         return (
-            f"{self.model:12} {self.ours:>4} : {self.theirs:<7} {self.what:15}"
+            f"{self.model:12}{self.ours:>4} : {self.theirs:<8}{self.opponent:12}{self.what:15}"
             f"{self.our_rate:10.1f} {self.their_rate:10.1f} {self.ratio:7.2f}x"
             f"  {self.spread[0]:.2f} to {self.spread[1]:.2f}, flash {'on' if self.flash else 'off'}"
         )
 
 
-HEADER = f"{'model':12} {'types':14} {'what':15}{'ours tok/s':>10} {'llama.cpp':>10} {'ratio':>8}"
+HEADER = (
+    f"{'model':12}{'types':15}{'llama.cpp':12}{'what':15}{'ours tok/s':>10} {'theirs':>10}"
+    f"{'ratio':>9}  single rounds"
+)
 
 
 class Side:
@@ -101,64 +109,88 @@ class Side:
 def compare(
     name: str,
     ours: Side,
-    theirs: Side,
+    opponents: dict[str, Side],
     pair: tuple[str, str],
     rounds: int,
     prompts: tuple[int, ...],
 ) -> list[Row]:
     """Alternate and build the rows of one pair."""
-    n_vocab = min(ours.workers[0].facts["n_vocab"], theirs.workers[0].facts["n_vocab"])
+    everyone = [ours, *opponents.values()]
+    n_vocab = min(worker.facts["n_vocab"] for side in everyone for worker in side.workers)
     ids = token_ids(CONTEXT, n_vocab)
-    for side in (ours, theirs):
+    for side in everyone:
         side.look(ids, prompts)
     for i in range(rounds):
         print(f"{name} {':'.join(pair)} round {i + 1} of {rounds}", end="\r", file=sys.stderr)
         for n in prompts:
-            ours.round(ids, n)
-            theirs.round(ids, n)
+            for side in everyone:
+                side.round(ids, n)
     print(end="\x1b[2K", file=sys.stderr)
-    rows = []
-    for what, mine in ours.seconds.items():
-        other = theirs.seconds[what]
-        single = [b / a for a, b in zip(mine, other, strict=True)]
-        rows.append(
-            Row(
-                model=name,
-                ours=pair[0],
-                theirs=pair[1],
-                what=what,
-                our_rate=1 / median(mine),
-                their_rate=1 / median(other),
-                ratio=median(other) / median(mine),
-                spread=(min(single), max(single)),
-                flash=theirs.choice[what] is theirs.workers[0],
-            )
-        )
-    return rows
+    return [
+        row_of(name, pair, label, what, ours, side)
+        for label, side in opponents.items()
+        for what in ours.seconds
+    ]
+
+
+def row_of(
+    name: str, pair: tuple[str, str], label: str, what: str, ours: Side, theirs: Side
+) -> Row:
+    """One figure of one opponent."""
+    mine, other = ours.seconds[what], theirs.seconds[what]
+    single = [b / a for a, b in zip(mine, other, strict=True)]
+    return Row(
+        model=name,
+        ours=pair[0],
+        theirs=pair[1],
+        opponent=label,
+        what=what,
+        our_rate=1 / median(mine),
+        their_rate=1 / median(other),
+        ratio=median(other) / median(mine),
+        spread=(min(single), max(single)),
+        flash=theirs.choice[what] is theirs.workers[0],
+    )
 
 
 def measure_pair(
     name: str,
     base: Path,
     pair: tuple[str, str],
+    builds: dict[str, dict[str, str]],
     threads: int,
     rounds: int,
     prompts: tuple[int, ...],
 ) -> tuple[list[Row], dict[str, Any]]:
-    """One weight type of ours against one of theirs."""
+    """One weight type of ours against one of theirs, in every build of theirs."""
     gguf = str(base / f"{pair[1]}.gguf")
-    workers = [
-        Worker("kestrel", str(base / "hf"), pair[0], threads),
-        Worker("llama", gguf, threads, True),
-        Worker("llama", gguf, threads, False),
-    ]
+    workers: list[Worker] = []
     try:
-        rows = compare(name, Side(workers[:1]), Side(workers[1:]), pair, rounds, prompts)
+        workers.append(Worker("kestrel", str(base / "hf"), pair[0], threads))
+        ours, opponents = Side(workers[:1]), {}
+        for label, environment in builds.items():
+            start = len(workers)
+            for flash in (True, False):
+                workers.append(Worker("llama", gguf, threads, flash, environment=environment))
+            opponents[label] = Side(workers[start:])
+        rows = compare(name, ours, opponents, pair, rounds, prompts)
+        facts = {label: side.workers[0].facts for label, side in opponents.items()}
+        return rows, {"kestrel": ours.workers[0].facts} | facts
     finally:
-        facts = {"kestrel": workers[0].facts, "llama": workers[1].facts}
         for worker in workers:
             worker.close()
-    return rows, facts
+
+
+def environments(builds: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """What a worker's environment must say to load each build; the package's own by default."""
+    found: dict[str, dict[str, str]] = {}
+    for build in builds:
+        label, equals, directory = build.partition("=")
+        if not equals or not (Path(directory) / "libllama.so").exists():
+            raise click.UsageError(f"--llama must be NAME=DIR with a libllama.so, not {build!r}")
+        path = str(Path(directory).resolve())
+        found[label] = {"LLAMA_CPP_LIB_PATH": path, "LD_LIBRARY_PATH": path}
+    return found or {"as installed": {}}
 
 
 def checkpoints(
@@ -181,6 +213,7 @@ def checkpoints(
 @click.option("--shape", "shapes", multiple=True, type=click.Choice(list(random_checkpoint.SHAPES)))
 @click.option("--hf", multiple=True, type=click.Path(path_type=Path), help="A bf16 checkpoint.")
 @click.option("--pair", "pairs", multiple=True, default=DEFAULT_PAIRS, show_default=True)
+@click.option("--llama", "builds", multiple=True, metavar="NAME=DIR", help="A build of llama.cpp.")
 @click.option("--threads", default=2, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--prompts", default=",".join(map(str, PROMPTS)), show_default=True)
@@ -192,6 +225,7 @@ def main(
     shapes: tuple[str, ...],
     hf: tuple[Path, ...],
     pairs: tuple[str, ...],
+    builds: tuple[str, ...],
     threads: int,
     rounds: int,
     prompts: str,
@@ -201,6 +235,7 @@ def main(
     """Compare with llama.cpp on random checkpoints (--shape) or real ones (--hf)."""
     split = [(ours, theirs) for ours, _, theirs in (pair.partition(":") for pair in pairs)]
     lengths = tuple(int(n) for n in prompts.split(","))
+    opponents = environments(builds)
     found = checkpoints(shapes, hf, cache, tuple(dict.fromkeys(theirs for _, theirs in split)))
     facts = machine()
     click.echo(machine_lines(facts) + f"\n{threads} threads, median of {rounds}\n\n{HEADER}")
@@ -208,15 +243,16 @@ def main(
     start = time.perf_counter()
     for name, base in found.items():
         for pair in split:
-            rows, engines = measure_pair(name, base, pair, threads, rounds, lengths)
+            rows, engines = measure_pair(name, base, pair, opponents, threads, rounds, lengths)
             for row in rows:
                 click.echo(row.line())
             report["rows"] += [asdict(row) for row in rows]
             report.setdefault("engines", {})[f"{name} {':'.join(pair)}"] = engines
             report["machine"]["load_after"] = machine()["load_before"]
             write_json(json_path, report)
-    llama = next(iter(report["engines"].values()))["llama"]
-    click.echo(f"\nllama-cpp-python {llama['version']}: {llama['system']}")
+    for label, engine in next(iter(report["engines"].values())).items():
+        if label != "kestrel":
+            click.echo(f"\n{label}: llama-cpp-python {engine['version']}, {engine['system']}")
     click.echo(f"{time.perf_counter() - start:.0f} s")
 
 
