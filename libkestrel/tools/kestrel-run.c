@@ -5,6 +5,7 @@
  * nothing else; everything for people goes to standard error.
  */
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -280,13 +281,14 @@ static kestrel_status compute_logits(kestrel_session *session, const arguments *
         return status;
     }
     int32_t chunk = a->session_options.chunk_size > 0 ? a->session_options.chunk_size : 32;
-    int32_t step = strcmp(a->mode, "decode") == 0 ? 1 : chunk;
+    bool decode = strcmp(a->mode, "decode") == 0;
+    int32_t step = decode ? 1 : chunk;
     for (int32_t done = 0; status == KESTREL_OK && done < a->n_ids;) {
         int32_t n = a->n_ids - done < step ? a->n_ids - done : step;
-        status = step == 1 ? kestrel_decode(session, a->ids[done], error)
-                           : kestrel_verify(session, a->ids + done, n, error);
+        status = decode ? kestrel_decode(session, a->ids[done], error)
+                        : kestrel_verify(session, a->ids + done, n, error);
         for (int32_t i = 0; status == KESTREL_OK && i < n; i++) {
-            write_row(file, step == 1 ? kestrel_logits(session) : kestrel_logits_at(session, i),
+            write_row(file, decode ? kestrel_logits(session) : kestrel_logits_at(session, i),
                       n_vocab);
         }
         done += n;
