@@ -100,12 +100,16 @@ class Stop:
     function: str = ""
     arch: str = ""
     time_ns: int = 0  # time.monotonic_ns() at which it arrived
+    watchpoint: str = ""  # number of the watchpoint that triggered
+    old: str = ""  # what it watches, before and after
+    new: str = ""
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any], time_ns: int = 0) -> Stop:
         """Read gdb's fields. Its exit codes are octal text: "012" is 10."""
         frame = payload.get("frame") or {}
         code = payload.get("exit-code")
+        values = payload.get("value") or {}
         return cls(
             reason=payload.get("reason", ""),
             breakpoint=payload.get("bkptno", ""),
@@ -115,6 +119,9 @@ class Stop:
             function=frame.get("func", ""),
             arch=frame.get("arch", ""),
             time_ns=time_ns,
+            watchpoint=(payload.get("wpt") or {}).get("number", ""),
+            old=values.get("old", ""),
+            new=values.get("new", ""),
         )
 
     @property

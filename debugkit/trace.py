@@ -113,7 +113,7 @@ class Tracer:
     # ---- the loop ----------------------------------------------------------------------------
 
     def _run(self) -> Exit:
-        self._breakpoints.insert()
+        self._insert()
         deadline = Deadline(self.options.timeout)
         try:
             stop = self.target.start(deadline, self._drain)
@@ -139,6 +139,10 @@ class Tracer:
         if stop.signal:
             return Exit(self._at(stop.time_ns), "signalled", signal=stop.signal)
         return Exit(self._at(stop.time_ns), "exited", code=stop.exit_code or 0)
+
+    def _insert(self) -> None:
+        """Set the breakpoints, before the program runs."""
+        self._breakpoints.insert()
 
     def _handle(self, stop: Stop) -> None:
         probe = self._breakpoints.doors.get(stop.breakpoint)
