@@ -140,6 +140,9 @@ static bool report(kestrel_session *session, const ks_completion *c, const float
         token->n_top = c->request->n_top_logprobs;
         token->top = top;
         token->logprob = ks_logprobs(session->sampler, logits, token->token_id, token->n_top, top);
+        while (token->n_top > 0 && top[token->n_top - 1].token_id < 0) {
+            token->n_top--; /* fewer ids are possible than were asked for */
+        }
     }
     if (c->on_token == NULL) {
         return false;
