@@ -128,6 +128,8 @@ typedef struct ks_kv_cache {
 kestrel_status ks_kv_cache_open(ks_kv_cache *kv, const ks_config *config, kestrel_kv_type type,
                                 int32_t context_length, kestrel_error *error);
 void ks_kv_cache_close(ks_kv_cache *kv);
+/* Bytes of one stored value. */
+size_t ks_kv_element_bytes(kestrel_kv_type type);
 
 /* ---- session ------------------------------------------------------------------------------------ */
 

@@ -7,7 +7,7 @@
  */
 #include "internal.h"
 
-static size_t element_bytes(kestrel_kv_type type)
+size_t ks_kv_element_bytes(kestrel_kv_type type)
 {
     switch (type) {
     case KESTREL_KV_F32:
@@ -24,7 +24,7 @@ static size_t lay_out(ks_kv_cache *kv, uint8_t *base)
 {
     ks_arena arena = {.base = base};
     size_t head_values = (size_t)kv->capacity * (size_t)kv->head_dim;
-    size_t value_bytes = head_values * element_bytes(kv->type);
+    size_t value_bytes = head_values * ks_kv_element_bytes(kv->type);
     size_t scale_bytes = kv->type == KESTREL_KV_Q8 ? (size_t)kv->capacity * sizeof(float) : 0;
     for (int32_t l = 0; l < kv->n_layers; l++) {
         for (int32_t h = 0; h < kv->n_kv_heads; h++) {
@@ -49,7 +49,7 @@ kestrel_status ks_kv_cache_open(ks_kv_cache *kv, const ks_config *config, kestre
                         .n_kv_heads = config->n_kv_heads,
                         .head_dim = config->head_dim};
     kv->capacity = (context_length + KS_KEY_SPAN - 1) / KS_KEY_SPAN * KS_KEY_SPAN;
-    int64_t per_head = 2 * (int64_t)element_bytes(type) * kv->head_dim +
+    int64_t per_head = 2 * (int64_t)ks_kv_element_bytes(type) * kv->head_dim +
                        (type == KESTREL_KV_Q8 ? 2 * (int64_t)sizeof(float) : 0);
     kv->bytes_per_token = per_head * kv->n_layers * kv->n_kv_heads;
     size_t n_heads = (size_t)kv->n_layers * (size_t)kv->n_kv_heads;

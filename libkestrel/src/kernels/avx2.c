@@ -177,7 +177,7 @@ KS_INLINE float lanes_max_lane(lanes v)
 }
 
 /* Sixteen registers, two per `lanes`: 8 hold sums. */
-enum { FLOAT_TILE_ROWS = 2, FLOAT_TILE_TOKENS = 2, WIDEN_FROM_ROWS = 5 };
+enum { FLOAT_TILE_ROWS = 2, FLOAT_TILE_TOKENS = 2, WIDEN_FROM_ROWS = 17 };
 #define SCORE_TILES(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 #define VALUE_VECTORS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 
@@ -475,7 +475,7 @@ TILES(q8_tile)
 static const ks_tiling q4_tiling = {
     .block_bytes = KS_Q4_BLOCK_BYTES,
     .strip_blocks = TILE_BLOCKS,
-    .expand_from = 16,
+    .expand_from = 32,
     .token_block_bytes = 192 * 1024,
     .packed = TILE_SET(q4_tile),
     .expanded = TILE_SET(expanded_tile),

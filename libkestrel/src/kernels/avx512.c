@@ -149,7 +149,7 @@ KS_INLINE float lanes_max_lane(lanes v)
 }
 
 /* Thirty-two registers, one per `lanes`: 16 hold sums. */
-enum { FLOAT_TILE_ROWS = 4, FLOAT_TILE_TOKENS = 4, WIDEN_FROM_ROWS = 9 };
+enum { FLOAT_TILE_ROWS = 4, FLOAT_TILE_TOKENS = 4, WIDEN_FROM_ROWS = 17 };
 #define SCORE_TILES(rows) ((void)(rows), 4)
 #define VALUE_VECTORS(rows) ((void)(rows), 4)
 
@@ -481,7 +481,7 @@ SIX_TILES(q8_expanded, expanded_tile, KESTREL_WEIGHT_Q8)
 static const ks_tiling q4_tiling = {
     .block_bytes = KS_Q4_BLOCK_BYTES,
     .strip_blocks = PAIR_BLOCKS * EXPANDED_PAIRS,
-    .expand_from = 9,
+    .expand_from = 17,
     .token_block_bytes = 768 * 1024,
     .packed = PACKED_SET(q4_packed),
     .expanded = EXPANDED_SET(q4_expanded),
@@ -492,7 +492,7 @@ static const ks_tiling q4_tiling = {
 static const ks_tiling q8_tiling = {
     .block_bytes = KS_Q8_BLOCK_BYTES,
     .strip_blocks = PAIR_BLOCKS * EXPANDED_PAIRS,
-    .expand_from = 9,
+    .expand_from = 17,
     .token_block_bytes = 768 * 1024,
     .packed = PACKED_SET(q8_packed),
     .expanded = EXPANDED_SET(q8_expanded),

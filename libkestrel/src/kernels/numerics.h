@@ -55,18 +55,19 @@ static inline float ks_abs(float x)
  * instruction. The product of two floats is exact in double. The sum is not; it is rounded to odd
  * (if inexact, the last bit is set), which keeps enough of it for the final rounding to float to
  * come out as if it had been the only one: 53 >= 2 * 24 + 2. No branches, so that compilers
- * vectorise it. */
+ * vectorise it. Finite operands only. */
 static inline float ks_fmaf_exact(float a, float b, float c)
 {
     double product = (double)a * b;
     double sum = product + c;
     double c_part = sum - product;
     double error = (product - (sum - c_part)) + (c - c_part); /* sum + error is the exact value */
-    uint64_t bits = ks_f64_bits(sum);
-    /* written with < and > so that a NaN error (infinite sum) counts as exact */
-    uint64_t inexact = (uint64_t)((error < 0.0) | (error > 0.0));
-    uint64_t outward = 1u - ((ks_f64_bits(error) ^ bits) >> 63) * 2u; /* 1: away from zero, or -1 */
-    bits += (inexact & ~bits) * outward;
+    uint64_t bits = ks_f64_bits(sum), error_bits = ks_f64_bits(error), magnitude = error_bits << 1;
+    uint64_t inexact = (magnitude | (0 - magnitude)) >> 63;
+    uint64_t inward =
+        (error_bits ^ bits) >> 63; /* the exact value is nearer to zero than the sum */
+    uint64_t step = inexact & ~bits & 1;
+    bits += step - ((step & inward) << 1);
     return (float)ks_f64_from_bits(bits);
 }
 

@@ -27,19 +27,33 @@ static float sum_lanes(const float lane[LANES])
     return (half[0] + half[2]) + (half[1] + half[3]);
 }
 
+/* acc[i] = fma(a[i], b[i], acc[i]). Not inlined, or constant bounds keep gcc from vectorising the
+ * software fma. */
+__attribute__((noinline)) static void fma_rows(float *restrict acc, const float *restrict a,
+                                               const float *restrict b, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        acc[i] = ks_fmaf(a[i], b[i], acc[i]);
+}
+
+/* acc[i] = fma(a, b[i], acc[i]). */
+__attribute__((noinline)) static void fma_scaled(float *restrict acc, float a,
+                                                 const float *restrict b, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        acc[i] = ks_fmaf(a, b[i], acc[i]);
+}
+
 /* a[n] . b[n] by sum16. `b` is readable and zero up to the next multiple of 16. */
 static float dot(const float *a, const float *b, int32_t n)
 {
-    float lane[LANES] = {0};
+    float lane[LANES] = {0}, tail[LANES] = {0};
     int32_t whole = n / LANES * LANES;
     for (int32_t first = 0; first < whole; first += LANES)
-        for (int i = 0; i < LANES; i++)
-            lane[i] = ks_fmaf(a[first + i], b[first + i], lane[i]);
+        fma_rows(lane, a + first, b + first, LANES);
     if (whole < n) {
-        float tail[LANES] = {0};
         memcpy(tail, a + whole, (size_t)(n - whole) * sizeof(float));
-        for (int i = 0; i < LANES; i++)
-            lane[i] = ks_fmaf(tail[i], b[whole + i], lane[i]);
+        fma_rows(lane, tail, b + whole, LANES);
     }
     return sum_lanes(lane);
 }
@@ -230,11 +244,9 @@ static void attend_step(const ks_kv_head *kv, const float *k, const float *v, co
     /* scores: one fma chain over the dimensions for each key */
     for (int32_t tile = 0; tile * KS_KEY_TILE < n_visible; tile++)
         for (int32_t d = 0; d < head_dim; d++)
-            for (int i = 0; i < KS_KEY_TILE; i++)
-                weight[tile * KS_KEY_TILE + i] = ks_fmaf(
-                    q[d],
-                    k[((size_t)tile * (size_t)head_dim + (size_t)d) * KS_KEY_TILE + (size_t)i],
-                    weight[tile * KS_KEY_TILE + i]);
+            fma_scaled(weight + tile * KS_KEY_TILE, q[d],
+                       k + ((size_t)tile * (size_t)head_dim + (size_t)d) * KS_KEY_TILE,
+                       KS_KEY_TILE);
     if (kv->type == KESTREL_KV_Q8)
         for (int32_t j = 0; j < n_visible; j++)
             weight[j] *= kv->k_scale[first + j];
@@ -259,8 +271,7 @@ static void attend_step(const ks_kv_head *kv, const float *k, const float *v, co
     for (int32_t d = 0; d < head_dim; d++)
         o[d] *= correction;
     for (int32_t j = 0; j < n_visible; j++)
-        for (int32_t d = 0; d < head_dim; d++)
-            o[d] = ks_fmaf(weight[j], v[(size_t)j * (size_t)head_dim + (size_t)d], o[d]);
+        fma_scaled(o, weight[j], v + (size_t)j * (size_t)head_dim, head_dim);
 }
 
 void ks_portable_attend_span(const ks_kv_head *kv, const float *q, const int32_t *n_visible,
