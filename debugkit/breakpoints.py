@@ -106,6 +106,11 @@ class Breakpoints:
         if self.muted and probe in LOOP:
             self.client.command(f"-break-disable {number}")
 
+    def enable(self, probe: Probe, on: bool) -> None:
+        """Notice a door's entries, or let them pass."""
+        number = self._number(probe)
+        self.client.command(f"-break-{'enable' if on else 'disable'} {number}")
+
     # ---- silence -----------------------------------------------------------------------------
 
     def mute(self, probe: Probe, *, loop: bool = True) -> None:

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "dump": ("debugkit.dump", "command", "Write the stages of one run as .npy files."),
     "diff": ("debugkit.diff", "command", "Find where two runs of the same ids part."),
     "gdb": ("debugkit.gdbside.launch", "command", "Open gdb with everything set up."),
+    "step": ("debugkit.commands.step", "command", "Walk from the prefill into the decode loop."),
     "watch": ("debugkit.commands.watch", "command", "Show who writes seq_len or cache_len[L]."),
     "doctor": ("debugkit.commands.doctor", "command", "Check everything a trace needs."),
 }

@@ -133,9 +133,12 @@ class LaunchTarget(Target):
         env: Mapping[str, str],
         output: Path,
         mi_log: TextIO | None = None,
+        stdin: str | None = None,
     ) -> None:
-        """`output` is a directory: the program's streams become its files stdout and stderr."""
+        """`output` is a directory: the program's streams become its files stdout and stderr. It
+        reads `stdin`, by default what debugkit itself would."""
         self.command = command
+        self._stdin = stdin or _stdin_path()
         self.stdout: Path = output / "stdout"
         self.stderr: Path = output / "stderr"
         self._ended = False
@@ -176,7 +179,7 @@ class LaunchTarget(Target):
         client.command(f"-file-exec-and-symbols {quote(str(self.command.program))}")
         words = shlex.join(self.command.arguments)
         out, err = shlex.quote(str(self.stdout)), shlex.quote(str(self.stderr))
-        client.cli(f"set args {words} <{shlex.quote(_stdin_path())} >{out} 2>{err}")
+        client.cli(f"set args {words} <{shlex.quote(self._stdin)} >{out} 2>{err}")
         client.cli("handle all nostop noprint pass")
         client.cli(f"handle {' '.join(CRASH_SIGNALS)} stop print pass")
         client.command("-gdb-set follow-fork-mode parent")

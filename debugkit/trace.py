@@ -78,6 +78,7 @@ class Tracer:
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
+        self.breakpoints: Breakpoints
         self._client = self.target.client
         self._calls = OpenCalls()
         self._reader: StackReader | None = None
@@ -94,8 +95,8 @@ class Tracer:
         self._unix_ns = time.time_ns()
         with ExitStack() as cleanup:
             directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="debugkit-")))
-            self._breakpoints = Breakpoints(self._client, self.options, directory / "events")
-            cleanup.callback(self._breakpoints.close)
+            self.breakpoints = Breakpoints(self._client, self.options, directory / "events")
+            cleanup.callback(self.breakpoints.close)
             try:
                 return self._finish(self._run())
             except NoSymbols:
@@ -142,21 +143,21 @@ class Tracer:
 
     def _insert(self) -> None:
         """Set the breakpoints, before the program runs."""
-        self._breakpoints.insert()
+        self.breakpoints.insert()
 
     def _handle(self, stop: Stop) -> None:
-        probe = self._breakpoints.doors.get(stop.breakpoint)
-        pc = self._breakpoints.returns.get(stop.breakpoint)
+        probe = self.breakpoints.doors.get(stop.breakpoint)
+        pc = self.breakpoints.returns.get(stop.breakpoint)
         if stop.reason == "signal-received":
             self._crash(stop)
         elif self.options.no_stop and (probe is not None or pc is not None):
             if self._drain(stop) is None and probe is not None:
-                self._entered(self._breakpoints.sensor.enter(stop, probe), stop)
+                self._entered(self.breakpoints.sensor.enter(stop, probe), stop)
         elif probe is not None:
-            self._entered(self._breakpoints.sensor.enter(stop, probe), stop)
+            self._entered(self.breakpoints.sensor.enter(stop, probe), stop)
         elif pc is not None:
             sessions = {call.session for call in self._calls.all()}
-            self._left(self._breakpoints.sensor.leave(stop, pc, sorted(sessions)))
+            self._left(self.breakpoints.sensor.leave(stop, pc, sorted(sessions)))
         else:
             self._drain()
             self._completed(stop)
@@ -165,7 +166,7 @@ class Tracer:
         """Take over what probes inside gdb have written; the last of it, which is what the program
         stands at if it stands."""
         last: Seen | Left | None = None
-        events = list(self._breakpoints.written())
+        events = list(self.breakpoints.written())
         for event in events:
             last = event
             if isinstance(event, Seen):
@@ -194,7 +195,7 @@ class Tracer:
             if stop is not None:  # what was written of it had been read before it was known to stop
                 self._prepare(seen, self._requests[session])
             return
-        self._breakpoints.count(probe)
+        self.breakpoints.count(probe)
         if probe.type in ("prefill", "sync"):
             self._count_hidden()
         request = self._request(session, probe)
@@ -230,12 +231,12 @@ class Tracer:
                 )
             )
         elif probe is not probes.SAMPLE:
-            self._breakpoints.hide(probe)
+            self.breakpoints.hide(probe)
 
     def _prepare(self, seen: Seen, request: _Request) -> None:
         """While the program stands at a door: see to it that its return is noticed, and that of the
         completion around it."""
-        self._breakpoints.watch_return(seen.return_to, seen.probe)
+        self.breakpoints.watch_return(seen.return_to, seen.probe)
         if request.completion is None and seen.frames:
             request.completion = CompletionProbe.arm(self._client, seen.thread, seen.frames)
 
@@ -252,14 +253,14 @@ class Tracer:
 
     def _wanted(self, probe: Probe, arguments: Any) -> bool:
         options = self.options
-        if probe.type not in options.events or self._breakpoints.all_muted:
+        if probe.type not in options.events or self.breakpoints.all_muted:
             return False
         if probe is probes.LAYER and options.layers is not None:
             return arguments["layer"] in options.layers
         if probe is probes.DECODE and options.max_decodes is not None:
             return self._shown <= options.max_decodes
         if probe in (probes.SAMPLE, probes.LAYER):
-            return not self._breakpoints.muted
+            return not self.breakpoints.muted
         return True
 
     def _request(self, session: int, probe: Probe) -> _Request:
@@ -270,7 +271,7 @@ class Tracer:
             if request is not None and request.completion is not None:
                 request.completion.disarm(hit="")
             self._n_requests += 1
-            decodes = self._breakpoints.times(probes.DECODE)
+            decodes = self.breakpoints.times(probes.DECODE)
             request = _Request(self._n_requests, decodes - (probe is probes.DECODE))
             self._requests[session] = request
         request.prefills += probe is probes.PREFILL
@@ -284,13 +285,13 @@ class Tracer:
         if probe is probes.DECODE:
             self._shown += 1
             if self._shown == limit:
-                self._breakpoints.mute(probes.DECODE)
+                self.breakpoints.mute(probes.DECODE)
         elif probe is probes.PREFILL:
             self._shown = 0
             if limit == 0:
-                self._breakpoints.mute(probes.DECODE)
+                self.breakpoints.mute(probes.DECODE)
             elif limit is not None:
-                self._breakpoints.unmute(probes.DECODE)
+                self.breakpoints.unmute(probes.DECODE)
 
     # ---- a door is left ----------------------------------------------------------------------
 
@@ -343,7 +344,7 @@ class Tracer:
                 completion.disarm(hit=stop.breakpoint)
                 request.completion = None
                 request.fresh = False
-                decodes = self._breakpoints.times(probes.DECODE) - request.decodes_at_start
+                decodes = self.breakpoints.times(probes.DECODE) - request.decodes_at_start
                 self.emit(
                     Completion(
                         ts=self._at(stop.time_ns),
@@ -366,11 +367,11 @@ class Tracer:
         self.emit(record)
         self._n_events += 1
         if self._n_events == self.options.max_events:
-            self._breakpoints.mute_all()
+            self.breakpoints.mute_all()
 
     def _count_hidden(self) -> None:
         """Report the entries that were counted without being shown since the last report."""
-        for probe, n in self._breakpoints.hidden():
+        for probe, n in self.breakpoints.hidden():
             if probe is probes.DECODE:
                 for request in self._requests.values():
                     request.fresh = False

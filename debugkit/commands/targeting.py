@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -115,20 +115,20 @@ class Where:
         return self.command
 
     @contextmanager
-    def open(self, gdb: Gdb, mi_log: Path | None) -> Iterator[Target]:
-        """The target, closed at the end of the block. Its output files vanish with the block."""
+    def open(self, gdb: Gdb, mi_log: Path | None, stdin: str | None = None) -> Iterator[Target]:
+        """The target; enter it to have it closed. Its output files vanish with this block. `stdin`
+        is what a program that is launched reads instead of debugkit's own input."""
         with ExitStack() as cleanup:
             directory = Path(cleanup.enter_context(output_directory()))
             log = cleanup.enter_context(open_for_writing(mi_log, "--mi-log")) if mi_log else None
-            yield from self._open(gdb, directory, log)
+            yield self._open(gdb, directory, log, stdin)
 
-    def _open(self, gdb: Gdb, directory: Path, log: Any) -> Iterator[Target]:
+    def _open(self, gdb: Gdb, directory: Path, log: TextIO | None, stdin: str | None) -> Target:
         env = os.environ
-        target: Target
         if self.attach is not None:
-            target = AttachTarget(gdb, self.attach, env=env, mi_log=log)
-        elif self.remote is not None:
-            target = RemoteTarget(
+            return AttachTarget(gdb, self.attach, env=env, mi_log=log)
+        if self.remote is not None:
+            return RemoteTarget(
                 gdb,
                 self.remote,
                 env=env,
@@ -137,10 +137,10 @@ class Where:
                 libraries=[self.program.resolve().parent] if self.program else [],
                 mi_log=log,
             )
-        elif self.qemu is not None:
+        if self.qemu is not None:
             cpu = self.cpu or CPUS[self.qemu]
             check_cpu(self.qemu, cpu)
-            target = QemuTarget(
+            return QemuTarget(
                 gdb,
                 cross_command(self.command, self.qemu, env),
                 arch=self.qemu,
@@ -150,10 +150,8 @@ class Where:
                 sysroot=self.sysroot,
                 mi_log=log,
             )
-        else:
-            resolved = preflight.resolve_command(self.command, env)
-            target = LaunchTarget(gdb, resolved, env=env, output=directory, mi_log=log)
-        yield target
+        resolved = preflight.resolve_command(self.command, env)
+        return LaunchTarget(gdb, resolved, env=env, output=directory, mi_log=log, stdin=stdin)
 
 
 def show_output(target: Target, style: Style, keep: Path | None) -> None:

@@ -82,11 +82,16 @@ _WAYS = (
 
 
 def is_session(value: gdb.Value) -> bool:
-    """True for a pointer to a kestrel_session that is not NULL."""
+    """True for a pointer to an open kestrel_session. A variable that has no value yet may point
+    anywhere: what it points to has to make sense."""
     kind = value.type.strip_typedefs()
     if kind.code != gdb.TYPE_CODE_PTR or kind.target().strip_typedefs().name != "kestrel_session":
         return False
-    return not value.is_optimized_out and int(value) != 0
+    if value.is_optimized_out or int(value) == 0:
+        return False
+    session = value.dereference()
+    n_layers = int(session["n_layers"])
+    return n_layers > 0 and n_layers == int(session["model"]["config"]["n_layers"])
 
 
 def session_of_frame(frame: gdb.Frame) -> gdb.Value | None:
@@ -104,19 +109,8 @@ def session_of_frame(frame: gdb.Frame) -> gdb.Value | None:
     return None
 
 
-def find_session(expression: str) -> gdb.Value:
-    """The session an expression names, or that of the selected frame or its nearest caller."""
-    if expression:
-        value = gdb.parse_and_eval(expression)
-        if is_session(value):
-            value = value.dereference()
-        kind = value.type.strip_typedefs()
-        if kind.name != "kestrel_session":
-            raise gdb.GdbError(f"{expression} is no kestrel_session but a {value.type}.")
-        return value
-    if gdb.selected_thread() is None:
-        raise gdb.GdbError("The program is not running.")
-    selected = gdb.selected_frame()
+def session_of_thread(selected: gdb.Frame) -> gdb.Value | None:
+    """The session of a frame or of its nearest caller."""
     try:
         frame, depth = selected, 0
         while frame is not None and depth < MAX_FRAMES:
@@ -126,6 +120,46 @@ def find_session(expression: str) -> gdb.Value:
             frame, depth = frame.older(), depth + 1
     finally:
         selected.select()
+    return None
+
+
+def session_of_another_thread() -> gdb.Value | None:
+    """For a worker of the pool: the only session that any thread is inside, None if there are
+    several."""
+    here, frame = gdb.selected_thread(), gdb.selected_frame()
+    found: dict[int, gdb.Value] = {}
+    try:
+        for thread in gdb.selected_inferior().threads():
+            thread.switch()
+            session = session_of_thread(gdb.newest_frame())
+            if session is not None:
+                found[int(session.address)] = session
+    finally:
+        here.switch()
+        frame.select()
+    return found.popitem()[1] if len(found) == 1 else None
+
+
+def find_session(expression: str) -> gdb.Value:
+    """The session an expression names, or that of the selected frame or its nearest caller."""
+    if expression:
+        value = gdb.parse_and_eval(expression)
+        if value.type.strip_typedefs().code == gdb.TYPE_CODE_PTR:
+            value = value.dereference()
+        if value.type.strip_typedefs().name != "kestrel_session":
+            raise gdb.GdbError(f"{expression} is no kestrel_session but a {value.type}.")
+        return value
+    if gdb.selected_thread() is None:
+        raise gdb.GdbError("The program is not running.")
+    found = session_of_thread(gdb.selected_frame()) or session_of_another_thread()
+    if found is not None:
+        return found
+    try:
+        gdb.lookup_type("struct kestrel_session")
+    except gdb.error:
+        raise gdb.GdbError(
+            "libkestrel is not loaded yet, or was built without debug information."
+        ) from None
     raise gdb.GdbError(
         "Neither this frame nor a caller has a session. Stop in kestrel_prefill or "
         "kestrel_decode, or name one: kestrel session EXPRESSION"
@@ -346,8 +380,8 @@ class Subcommand(gdb.Command):
         try:
             for line in self.lines(argument.strip()):
                 print(line)
-        except gdb.MemoryError as error:
-            raise gdb.GdbError(f"The program's memory cannot be read: {error}") from None
+        except gdb.error as error:  # without gdb's preface that Python is to blame
+            raise gdb.GdbError(str(error)) from None
 
 
 def numbers_of(argument: str, names: str, n_least: int) -> list[int]:
