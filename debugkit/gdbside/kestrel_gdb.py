@@ -483,21 +483,21 @@ class KvCommand(Subcommand):
         layer, *rest = numbers_of(argument, "kv LAYER POS HEAD", 1)
         s = find_session("")
         lengths = cache_lengths(s)
+        n_heads = int(s["kv"]["n_kv_heads"])
         if not 0 <= layer < len(lengths):
             raise gdb.GdbError(f"There is no layer {layer}: layers 0 to {len(lengths) - 1}.")
-        heads = [s["kv"]["layer"][layer]["head"][h] for h in range(int(s["kv"]["n_kv_heads"]))]
+        if rest and not 0 <= rest[0] < lengths[layer]:
+            raise gdb.GdbError(f"Position {rest[0]} is not in the cache of layer {layer}.")
+        if len(rest) == 2 and not 0 <= rest[1] < n_heads:
+            raise gdb.GdbError(f"There is no head {rest[1]}: heads 0 to {n_heads - 1}.")
+        heads = [s["kv"]["layer"][layer]["head"][h] for h in range(n_heads)]
         kind = enum_word(s["kv"]["type"], "KESTREL_KV_")
-        yield f"layer {layer}: {lengths[layer]} rows of {len(heads)} heads, {kind}"
+        yield f"layer {layer}: {lengths[layer]} rows of {n_heads} heads, {kind}"
         if not rest:
             yield from self.overview(heads, lengths[layer])
             return
-        position = rest[0]
-        if not 0 <= position < lengths[layer]:
-            raise gdb.GdbError(f"Position {position} is not in the cache of layer {layer}.")
-        if len(rest) == 2 and not 0 <= rest[1] < len(heads):
-            raise gdb.GdbError(f"There is no head {rest[1]}: heads 0 to {len(heads) - 1}.")
-        for h in rest[1:] or range(len(heads)):
-            key, value = cache_row(heads[h], position)
+        for h in rest[1:] or range(n_heads):
+            key, value = cache_row(heads[h], rest[0])
             n = len(key) if len(rest) == 2 else SHOWN_VALUES
             yield f"  head {h}  key    |{norm(key):8.4f}|  {numbers(key, n)}"
             yield f"  head {h}  value  |{norm(value):8.4f}|  {numbers(value, n)}"
