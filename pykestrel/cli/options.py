@@ -5,6 +5,7 @@ Heavy modules are imported inside the functions: `--help` must not wait for nump
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -264,21 +265,52 @@ def show_log_lines(*, timing: bool, verbose: bool) -> None:
 
 
 class _EchoHandler(logging.Handler):
-    """Writes to whatever standard error is at that moment."""
+    """Writes to whatever standard error is at that moment, but never into a line of an answer.
+
+    The library logs from its own thread, while the last pieces of an answer are on their way: what
+    comes between the first piece and the last waits for the end of the answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: list[str] | None = None  # None: write at once
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(record.getMessage(), err=True)
+        if self._waiting is None:
+            click.echo(record.getMessage(), err=True)
+        else:
+            self._waiting.append(record.getMessage())
+
+    def hold(self) -> None:
+        """From now on, keep the lines."""
+        with self.lock or contextlib.nullcontext():
+            if self._waiting is None:
+                self._waiting = []
+
+    def let_go(self) -> None:
+        """Write what was kept, and the following lines at once again."""
+        with self.lock or contextlib.nullcontext():
+            lines, self._waiting = self._waiting or [], None
+            for line in lines:
+                click.echo(line, err=True)
 
 
 def write_answer(stream: TextStream) -> None:
     """Run a stream, its text to standard output as it comes, and end the line."""
+    handlers = [h for h in logging.getLogger("kestrel").handlers if isinstance(h, _EchoHandler)]
     try:
         with stream:
             for piece in stream:
+                for handler in handlers:
+                    handler.hold()
                 click.echo(piece, nl=False)
     finally:
-        if stream.text and not stream.text.endswith("\n"):
-            click.echo()
+        try:
+            if stream.text and not stream.text.endswith("\n"):
+                click.echo()
+        finally:
+            for handler in handlers:
+                handler.let_go()
 
 
 def summary(stats: Stats) -> str:

@@ -234,3 +234,5 @@ def test_the_command_line(checkpoint):
     assert line.groups() == figures.groups()
     assert int(line[1]) > 0
     assert "[SPEC]" not in results["off"].stderr
+    # No log line gets into the answer, though both may go to one terminal.
+    assert results["on"].stdout in results["on"].output
