@@ -387,7 +387,7 @@ class Subcommand(gdb.Command):
 def numbers_of(argument: str, names: str, n_least: int) -> list[int]:
     """Whole numbers of a command line; expressions are evaluated."""
     words = gdb.string_to_argv(argument)
-    if not n_least <= len(words) <= len(names.split()):
+    if not n_least <= len(words) < len(names.split()):
         raise gdb.GdbError(f"usage: kestrel {names}")
     try:
         return [int(gdb.parse_and_eval(word)) for word in words]
