@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "gdb": ("debugkit.gdbside.launch", "command", "Open gdb with everything set up."),
     "step": ("debugkit.commands.step", "command", "Walk from the prefill into the decode loop."),
     "watch": ("debugkit.commands.watch", "command", "Show who writes seq_len or cache_len[L]."),
+    "exercise": ("debugkit.commands.exercise", "command", "Exercises, their runs and a check."),
     "doctor": ("debugkit.commands.doctor", "command", "Check everything a trace needs."),
 }
 

@@ -23,9 +23,19 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def passes(n_prefills: int, n_decodes: int) -> str:
-    """The anatomy of a request: "1 prefill + 8 decodes"."""
-    return f"{plural(n_prefills, 'prefill')} + {plural(n_decodes, 'decode')}"
+def passes(n_prefills: int, n_decodes: int, n_verifies: int = 0) -> str:
+    """The anatomy of a request: "1 prefill + 8 decodes"; speculation adds verify passes."""
+    text = f"{plural(n_prefills, 'prefill')} + {plural(n_decodes, 'decode')}"
+    return f"{text} + {n_verifies} verify" if n_verifies else text
+
+
+def anatomy(c: Completion) -> str:
+    """A completion's passes and how it ended."""
+    counts = passes(c.n_prefills, c.n_decodes, c.n_verifies or 0)
+    drafts = ""
+    if c.n_tries:
+        drafts = f"{c.n_drafted} drafted, {c.n_hits} right, {c.n_rolled_back} rolled back"
+    return ", ".join(filter(None, (counts, drafts, ending(c))))
 
 
 def ending(completion: Completion) -> str:
@@ -48,17 +58,14 @@ def summary(records: Iterable[Record]) -> list[str]:
     records = list(records)
     prefills, decodes = totals(records)
     completions = [record for record in records if isinstance(record, Completion)]
-    total = passes(prefills, decodes)
+    verifies = sum(isinstance(r, Hit) and r.type == "verify" for r in records)
+    total = passes(prefills, decodes, verifies)
     if len(completions) == 1 and (prefills, decodes) == (
         completions[0].n_prefills,
         completions[0].n_decodes,
     ):
-        return [", ".join(filter(None, (total, ending(completions[0]))))]
-    lines = [
-        f"request {c.req}: "
-        + ", ".join(filter(None, (passes(c.n_prefills, c.n_decodes), ending(c))))
-        for c in completions
-    ]
+        return [anatomy(completions[0])]
+    lines = [f"request {c.req}: {anatomy(c)}" for c in completions]
     return [*lines, f"in all: {total}" if lines else total]
 
 
@@ -77,6 +84,8 @@ def verdict(records: Sequence[Record], timeout: float) -> Verdict:
         return Verdict(ExitCode.TIMEOUT, _timeout_sentence(records, timeout))
     if end.signal:
         return Verdict(ExitCode.EXPECTATION_FAILED, _signal_sentence(records, end.signal))
+    if end.reason == "detached":
+        return Verdict(ExitCode.OK)
     untouched = sum(totals(records)) == 0
     if end.code:
         before = " before it reached kestrel_prefill or kestrel_decode" if untouched else ""

@@ -16,8 +16,8 @@ def no_pieces(token_id: int) -> str:
 
 def pieces_of(command: Sequence[str]) -> Pieces:
     """A function from an id to its text as a JSON string; one that returns "" if there is no
-    tokenizer. The checkpoint is the first argument that is one; pykestrel's own commands without one
-    use the embedded model."""
+    tokenizer. The checkpoint is the first argument that is one; without one, pykestrel's own
+    commands use the embedded model."""
     directory = next(
         (Path(word) for word in command[1:] if (Path(word) / "tokenizer.json").is_file()), None
     )

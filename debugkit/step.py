@@ -1,5 +1,5 @@
-"""A walk through a request: from the prefill into the decode loop, token by token or layer by layer,
-with a panel of the session's state at each stop.
+"""A walk through a request, from the prefill into the decode loop, token by token or layer by
+layer, with a panel of the session's state at each stop.
 
 The walk is a trace whose records are looked at one by one while the program stands still. The
 current command says which record is the next to pause at.
@@ -103,7 +103,7 @@ class Stepper:
             self.say("")
             if self._sampled is not None:
                 self.say(f"  sampled   {self._named(self._sampled.id)}, and not computed any more")
-            self.say(self.style.paint(f"request {record.req} ends: {self._ending(record)}", "1"))
+            self.say(self.style.paint(f"request {record.req} ends: {outcome.anatomy(record)}", "1"))
             self.goal = "start"
         elif isinstance(record, Crash):
             self.say(self.style.paint(f"{record.signal} in {outcome.place(record.stack)}", "31"))
@@ -132,10 +132,6 @@ class Stepper:
     def _before(self, end: Return) -> int:
         hits = (r for r in reversed(self.records) if isinstance(r, Hit) and r.type == end.type)
         return next(hit.state.seq_len for hit in hits if hit.tid == end.tid)
-
-    def _ending(self, completion: Completion) -> str:
-        counts = outcome.passes(completion.n_prefills, completion.n_decodes)
-        return ", ".join(filter(None, (counts, outcome.ending(completion))))
 
     # ---- the pause ---------------------------------------------------------------------------
 
