@@ -78,7 +78,7 @@ class Prefix:
                 f"{shown(self.cached_id)}, the prompt has {shown(self.new_id)}"
             )
         if self.n_kept == 0:
-            return "nothing kept: the timeline was empty"
+            return "nothing kept: the prompt begins a new timeline"
         return f"{self.n_kept} tokens kept, all there were; then {shown(self.new_id)}"
 
 

@@ -99,7 +99,7 @@ def test_a_prefix_in_words(model):
     assert Prefix(3, a, b).explain(tokenizer) == (
         f"3 tokens kept; at position 3 the timeline had {a} 'a', the prompt has {b} 'b'"
     )
-    assert Prefix(0, -1, a).explain(tokenizer) == "nothing kept: the timeline was empty"
+    assert Prefix(0, -1, a).explain(tokenizer) == "nothing kept: the prompt begins a new timeline"
     assert Prefix(5, -1, a).explain(tokenizer) == f"5 tokens kept, all there were; then {a} 'a'"
     assert Prefix(5, a, a).explain(tokenizer).startswith("5 tokens kept; the last one")
     assert "no token" in Prefix(5, 10**6, a).explain(tokenizer)
@@ -368,7 +368,7 @@ def test_chat_restores_and_tells_why(checkpoint, tmp_path):
     assert first.exit_code == 0
     reasons = re.findall(r"\[kestrel\] prefix: (.*)", first.stderr)
     assert len(reasons) == 2
-    assert reasons[0] == "nothing kept: the timeline was empty"
+    assert reasons[0] == "nothing kept: the prompt begins a new timeline"
     assert "all there were" in reasons[1]
     assert first.stderr.count("[kestrel] spec: tries=") == 2
     second = kestrel(*options, input="hi there\nand then?\n")
