@@ -132,8 +132,8 @@ static void check_against_double(cache *c, int32_t row)
 static void check_batch(const ks_kernels *table, cache *c, const int32_t *rows, int32_t n)
 {
     const size_t head_dim = (size_t)c->kv.head_dim, row_bytes = head_dim * sizeof(float);
-    float *q = malloc((size_t)n * row_bytes), *out = malloc((size_t)n * row_bytes);
-    int32_t n_visible[MAX_ROWS], n_wrong = 0;
+    float *q = calloc((size_t)n, row_bytes), *out = malloc((size_t)n * row_bytes);
+    int32_t n_visible[MAX_ROWS] = {0}, n_wrong = 0;
     for (int32_t i = 0; i < n; i++) {
         memcpy(q + (size_t)i * head_dim, c->queries + (size_t)rows[i] * head_dim, row_bytes);
         n_visible[i] = visible[rows[i]];
