@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -82,20 +83,21 @@ def command(
     with tempfile.TemporaryDirectory(prefix="debugkit-") as parent:
         dumps = [_dump_of(spec, token_ids, Path(parent), only) for spec in specs]
         comparison = compare(dumps[0], dumps[1], tolerance)
-        for line in report(comparison, every=every):
-            click.echo(line)
         if html is not None:
             from debugkit.diff_page import page
 
             write_whole(html, page(comparison))
         if json_path is not None:
             write_whole(json_path, json.dumps(comparison.as_dict(), indent=1) + "\n")
+    for line in report(comparison, every=every):
+        click.echo(line)
     return ExitCode.OK if comparison.first is None else ExitCode.EXPECTATION_FAILED
 
 
 def _dump_of(spec: Spec, token_ids: Sequence[int], parent: Path, only: Sequence[str]) -> Dump:
     if spec.kind == "dump":
-        return Dump.open(spec.path).keep(only)
+        dump = Dump.open(spec.path).keep(only)
+        return replace(dump, spec=f"{spec.text}, a dump of {dump.spec}")
     directory = Path(tempfile.mkdtemp(dir=parent))
     return run(spec, token_ids, directory, only)
 
@@ -148,6 +150,14 @@ def remarks(comparison: Comparison) -> Iterator[str]:
             yield f"Only in {who}, not compared: {few}"
     sides = comparison.a, comparison.b
     sources = {side.source for side in sides}
+    if len(sources) == 1:
+        apart = [
+            f"{name} ({value}, {comparison.b.configuration[name]})"
+            for name, value in comparison.a.configuration.items()
+            if comparison.b.configuration.get(name, value) != value
+        ]
+        if apart:
+            yield f"Set differently: {', '.join(apart)}"
     rounded = [side for side in sides if side.configuration.get("kv") not in (None, "f32")]
     if sources != {"library"} and rounded:
         kv = rounded[0].configuration["kv"]
@@ -174,8 +184,8 @@ def _first_difference(
         equal = "equal in every bit" if comparison.tolerance is None else "equal"
         yield f"    The {n_before} stages before it are {equal}."
     yield f"    {spread(stage)}"
-    if stage.stage in MADE_BY:
-        yield f"    {stage.stage} is {MADE_BY[stage.stage]}."
+    if made_by(stage):
+        yield f"    {made_by(stage)}"
 
 
 def place(stage: StageResult, where: Difference) -> str:
@@ -205,6 +215,12 @@ def spread(stage: StageResult) -> str:
     if 0 < len(stage.columns) <= MAX_COLUMNS:
         return f"{text}; only {_numbers('element', stage.columns)}."
     return f"{text}."
+
+
+def made_by(stage: StageResult) -> str:
+    """Where to look: what a stage is computed from, "" if its name is unknown."""
+    made = MADE_BY.get(stage.stage)
+    return f"{stage.stage} is {made}." if made else ""
 
 
 def _numbers(word: str, numbers: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from debugkit import diff
 from debugkit.compare import Comparison, StageResult
 
 _WIDTH, _HEIGHT = 720, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 14, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 26, 14, 34
 _FLOOR = -9.0  # log10 of what is drawn at the bottom: float32 has no smaller relative error
 
 _STYLE = """
@@ -24,7 +24,7 @@ h1 { font-size: 1.25rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem .8rem; margin: 0; }
 dt { color: var(--faint); } dd { margin: 0; overflow-wrap: anywhere; }
 code, .figures { font-family: ui-monospace, monospace; font-size: .87rem; }
-.first { background: var(--mark); padding: .8rem 1rem; border-radius: 6px; }
+.first { background: var(--mark); padding: .8rem 1rem; border-radius: 6px; margin-top: 1rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: right; padding: .15rem .6rem; border-bottom: 1px solid var(--line);
@@ -35,7 +35,7 @@ svg { width: 100%; height: auto; } svg text { fill: var(--faint); font-size: 11p
 polyline { fill: none; stroke-width: 1.6; }
 circle.rms { fill: var(--rms); } circle.worst { fill: var(--worst); }
 circle.same { fill: var(--same); }
-.key span { margin-right: 1rem; } .key b { font-weight: 600; }
+.key span { margin-right: 1rem; display: inline-block; } .key b { font-weight: 600; }
 .key .rms { color: var(--rms); } .key .worst { color: var(--worst); }
 .key .same { color: var(--same); }
 """
@@ -85,7 +85,8 @@ def _first(comparison: Comparison, stage: StageResult | None) -> Iterator[str]:
     yield '<dl class="figures">'
     yield f"<dt>A</dt><dd>{where.a:.9g} &nbsp; {where.bits_a}</dd>"
     yield f"<dt>B</dt><dd>{where.b:.9g} &nbsp; {where.bits_b}</dd></dl>"
-    yield f"{escape(diff.distance(where))}<br>{escape(diff.spread(stage))}</div>"
+    words = [diff.distance(where), diff.spread(stage), diff.made_by(stage)]
+    yield "<br>".join(escape(word) for word in words if word) + "</div>"
 
 
 def _table(name: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:

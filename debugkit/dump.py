@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -25,6 +26,8 @@ def ends_like_diff(command: Callable[..., ExitCode]) -> Callable[..., None]:
             code = command(*args, **options)
         except DebugkitError as error:
             sentence = str(error)
+        except BrokenPipeError:  # `debugkit diff ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OSError as error:
             sentence = f"{error.filename or 'output'}: {error.strerror}."
         except KeyboardInterrupt:

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,7 @@ def run(spec: Spec, token_ids: Sequence[int], directory: Path, only: Sequence[st
         raise Trouble(f"{spec.text} is a dump already.")
     if "library" in spec.options:
         _run_elsewhere(spec, token_ids, directory, only)
-        return Dump.open(directory)
+        return replace(Dump.open(directory), spec=spec.text)
     writer = Writer(directory, token_ids, only)
     about: dict[str, Any] = {
         "source": spec.kind,

@@ -281,13 +281,13 @@ class Dump:
         return rows
 
     def describe(self, beside: Dump) -> str:
-        """One line: what was run, and how. The library's file and build only if they differ."""
+        """One line: what was run, and how. The library's file and build only if there are two."""
         facts = dict(self.configuration)
         for name in ("library", "build"):
-            if facts.get(name) == beside.configuration.get(name):
-                facts.pop(name, None)
+            if name in facts and facts[name] == beside.configuration.get(name, facts[name]):
+                del facts[name]
         listed = ", ".join(f"{name} {value}" for name, value in facts.items())
-        return f"{self.model} ({self.source}: {listed})"
+        return f"{self.spec} ({self.source}: {listed})"
 
 
 def is_dump(directory: Path) -> bool:

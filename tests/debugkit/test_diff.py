@@ -307,6 +307,7 @@ def test_exit_codes_and_the_report(folders: dict[str, Path], tmp_path: Path) -> 
     equal = invoke(folders[QWEN], f"{folders[QWEN]}?isa=portable", ids)
     assert equal.exit_code == 0
     assert "Equal: every bit of every stage." in equal.output
+    assert "\nSet differently: isa (" in equal.output
     different = invoke(
         f"{folders[QWEN]}?kv=f16", f"{folders[QWEN]}?kv=q8", ids, "--json", tmp_path / "d.json"
     )
@@ -538,13 +539,14 @@ def test_the_page_is_whole_and_alone(folders: dict[str, Path], tmp_path: Path) -
     assert "prefers-color-scheme: dark" in text
     assert parsed.counts["circle"] == 2 * 4  # embed, two layers, logits; rms and worst
     assert parsed.counts["tr"] == (1 + 4) + (1 + 26)
-    first = result.output.splitlines()[4].removeprefix("First difference: ")
-    assert first in text
+    (first,) = [x for x in result.output.splitlines() if x.startswith("First difference: ")]
+    assert first.removeprefix("First difference: ") in text
+    assert "Set differently: weights (f16, q8)" in text
 
 
 def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
     a = made(tmp_path / "a", np.ones((1, 2), F))
-    odd = Dump(**{**a.__dict__, "model": "<script>alert(1)</script> & co"})
+    odd = Dump(**{**a.__dict__, "spec": "<script>alert(1)</script> & co"})
     text = page(compare(odd, made(tmp_path / "b", np.full((1, 2), 2, F))))
     assert "script" not in outline(text).counts
     assert "&lt;script&gt;" in text
