@@ -26,7 +26,9 @@ class Chat:
         splice: give earlier answers back to the model as the ids it sampled, whatever the template
             makes of their text; see pykestrel/splice.py. False: the template decides, and may drop
             an earlier answer's reasoning, which is then computed again without it.
-        kv_store: where timelines are kept between processes.
+        kv_store: where timelines are kept between processes. Saved is what has grown by half, and
+            what `save` is called for: a file holds a whole timeline, and to write it after every
+            turn would write a long conversation hundreds of times.
         variables: for the template, such as enable_thinking=False.
 
     Attributes:
@@ -61,10 +63,22 @@ class Chat:
         self.kv_store = kv_store
         self.variables = variables
         self.messages: list[dict[str, Any]] = []
-        self.reset()
+        self._n_saved = 0  # tokens of the timeline that the store has
+        self._start()
 
     def reset(self) -> None:
-        """Forget everything but the system message."""
+        """Forget everything but the system message; the store keeps the timeline."""
+        self.save()
+        self._start()
+
+    def save(self) -> None:
+        """Put the timeline into the store, if there is one."""
+        if self.kv_store is not None and self.session.seq_len > 0:
+            self.kv_store.save(self.session)
+            self._n_saved = self.session.seq_len
+
+    def _start(self) -> None:
+        self._n_saved = 0
         self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def ask(self, content: str) -> TextStream:
@@ -76,7 +90,8 @@ class Chat:
         messages = [*self.messages, {"role": "user", "content": content}]
         prompt_ids = self._encode(messages)
         if self.kv_store is not None:
-            self.kv_store.restore(self.session, prompt_ids)
+            n_common = self.kv_store.restore(self.session, prompt_ids)
+            self._n_saved = min(self._n_saved, n_common)
 
         def on_end(stream: TextStream) -> None:
             if stream.text or stream.finish != "cancelled":
@@ -84,8 +99,8 @@ class Chat:
                 if self.turns is not None:
                     token_ids = [*prompt_ids, *stream.answer_ids]
                     self.turns.remember(self.messages, token_ids, **self.variables)
-            if self.kv_store is not None and stream.finish != "cancelled":
-                self.kv_store.save(self.session)
+            if stream.finish != "cancelled" and self.session.seq_len > self._n_saved * 3 // 2:
+                self.save()
 
         return TextStream(
             self.session,

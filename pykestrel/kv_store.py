@@ -28,6 +28,7 @@ import logging
 import os
 import re
 import stat
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ class KvStore:
             being written; one that alone is larger is not written.
 
     Failures while a store is used (a full disk, a damaged entry) are one warning each, and cost
-    time, never an answer. One store belongs to one thread at a time.
+    time, never an answer. Any thread may use it; they take turns.
 
     Raises:
         FileError: the directory cannot be made or listed.
@@ -103,6 +104,7 @@ class KvStore:
         self._unusable: set[str] = set()  # names not to be tried again
         self._matched = ""  # the entry that served last
         self._warned: set[str] = set()
+        self._mutex = threading.Lock()
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             list(self.directory.iterdir())
@@ -117,7 +119,10 @@ class KvStore:
         Returns:
             how many of the prompt's ids the session's timeline begins with afterwards.
         """
-        prompt = np.asarray(prompt_ids, np.int32)
+        with self._mutex:
+            return self._restore(session, np.asarray(prompt_ids, np.int32))
+
+    def _restore(self, session: Session, prompt: NDArray[np.int32]) -> int:
         have = common_prefix(session.token_ids, prompt)
         self._refresh(session)
         while (best := self._longest(prompt, session.context_length)) is not None:
@@ -132,10 +137,11 @@ class KvStore:
 
     def save(self, session: Session) -> bool:
         """Store the session's timeline; False if it was not necessary or not possible."""
-        try:
-            return self._save(session, session.token_ids)
-        finally:
-            self._matched = ""  # protected from restore to save, not for ever
+        with self._mutex:
+            try:
+                return self._save(session, session.token_ids)
+            finally:
+                self._matched = ""  # protected from restore to save, not for ever
 
     def _save(self, session: Session, ids: NDArray[np.int32]) -> bool:
         if len(ids) == 0:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ _OF_ONE_TURN = ("add_generation_prompt", "enable_thinking")
 
 
 class Turns:
-    """The answers of one model, found again by their conversation.
+    """The answers of one model, found again by their conversation. Any thread may use it.
 
     Args:
         n_most: turns to remember; the one that was used longest ago is forgotten first.
@@ -45,6 +46,7 @@ class Turns:
         self.n_most = n_most
         # Hash of a conversation that ends in an answer -> all the ids up to the answer's end.
         self._turns: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -67,10 +69,11 @@ class Turns:
         if not _is_plain_answer(messages[-1]):
             return
         key = _keys(messages, tools, variables)[-1]
-        self._turns[key] = tuple(int(i) for i in token_ids)
-        self._turns.move_to_end(key)
-        while len(self._turns) > self.n_most:
-            self._turns.popitem(last=False)
+        with self._lock:
+            self._turns[key] = tuple(int(i) for i in token_ids)
+            self._turns.move_to_end(key)
+            while len(self._turns) > self.n_most:
+                self._turns.popitem(last=False)
 
     def encode_chat(
         self,
@@ -86,14 +89,19 @@ class Turns:
         except (AttributeError, RecursionError, TypeError, ValueError):
             keys = []  # not messages at all; encode_chat says what is wrong with them
         for i in range(len(keys) - 1, -1, -1):
-            begun = self._turns.get(keys[i])
+            begun = self._find(keys[i])
             if begun is None:
                 continue
             rest = _after(model, messages, i, tools, variables)
             if rest is not None:
-                self._turns.move_to_end(keys[i])
                 return [*begun, *rest]
         return model.encode_chat(messages, tools=tools, **variables)
+
+    def _find(self, key: bytes) -> tuple[int, ...] | None:
+        with self._lock:
+            if key in self._turns:
+                self._turns.move_to_end(key)
+            return self._turns.get(key)
 
 
 def _after(

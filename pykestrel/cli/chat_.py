@@ -69,6 +69,7 @@ def command(model_path: Path | None, **given: Any) -> None:
         for line in _typed_lines() if interactive else _piped_lines():
             if not _obey(chat, line, interactive=interactive, verbose=given["verbose"]):
                 break
+        chat.save()
 
 
 def _obey(chat: Chat, line: str, *, interactive: bool, verbose: bool) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -318,6 +320,7 @@ def test_a_conversation_goes_on_after_a_restart(thinking, tmp_path):
         first = ask(chat, QUESTIONS[0]).stats
         messages, turns = chat.messages, chat.turns
         expected = ask(chat, QUESTIONS[1])
+        chat.save()
     with thinking.session() as session:
         chat = begin(session)
         chat.messages, chat.turns = messages, turns
@@ -325,6 +328,27 @@ def test_a_conversation_goes_on_after_a_restart(thinking, tmp_path):
         assert stream.text == expected.text
         # Both turns were stored, so all but the last prompt token is there.
         assert stream.stats.n_cached == stream.stats.n_prompt - 1 > first.n_prompt
+
+
+def test_a_long_conversation_is_not_written_every_turn(thinking, tmp_path):
+    """Each file is half as long again as the one before it; at the end it is up to date."""
+    store = KvStore(tmp_path / "kv")
+    lengths = []
+    save = store.save
+    store.save = lambda session: lengths.append(session.seq_len) or save(session)  # type: ignore
+    with thinking.session() as session:
+        chat = Chat(session, max_tokens=6, stop_ids=(), kv_store=store)
+        for i in range(30):
+            ask(chat, f"question {i}")
+        assert 3 < len(lengths) < 12
+        assert all(2 * b > 3 * a - 2 for a, b in pairwise(lengths))
+        chat.save()
+        assert lengths[-1] == session.seq_len
+        chat.reset()
+        assert len(list(store.directory.glob("*.kv"))) == 1
+        n_before = len(lengths)
+        ask(chat, "anew")
+        assert len(lengths) == n_before + 1
 
 
 def kestrel(*arguments, input=None):
@@ -393,6 +417,31 @@ def test_a_store_that_cannot_be_is_said_at_once(checkpoint, tmp_path):
     assert (result.exit_code, result.stdout) == (1, "")
     assert str(path) in result.stderr.splitlines()[-1]
     assert path.read_text() == ""
+
+
+def test_a_full_disk_does_not_cost_the_answer(checkpoint, tmp_path):
+    """The snapshot does not fit into the file system, which nothing foresaw."""
+    path = tmp_path / "small"
+    path.mkdir()
+    try:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(path)]
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a small tmpfs cannot be mounted here")
+    options = ("-m", checkpoint, "--max-tokens", 8)
+    expected = kestrel("run", *options, "hi there, how are you?" * 4)
+    try:
+        full = kestrel("run", *options, "hi there, how are you?" * 4, "--kv-dir", path)
+        talk = kestrel("chat", *options, "--kv-dir", path, input="hi\nand then?\nwell\n")
+        left = [p.name for p in path.iterdir() if ".tmp" in p.name]
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+    assert (full.exit_code, full.stdout) == (0, expected.stdout)
+    assert full.stderr.count("No space left") == len(full.stderr.splitlines()) - 1 == 1
+    assert talk.exit_code == 0
+    assert talk.stderr.count("No space left") == 1
+    assert len(talk.stderr.splitlines()) == 4
+    assert left == []
 
 
 def test_a_read_only_store_still_serves(checkpoint, tmp_path, monkeypatch):
