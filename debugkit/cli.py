@@ -12,6 +12,7 @@ from debugkit import __version__
 # name: (module, its click command, one line for the list)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "trace": ("debugkit.commands.trace", "command", "Show one prefill and its N decodes."),
+    "export": ("debugkit.export.command", "command", "Turn a trace into a page or a Chrome trace."),
     "dump": ("debugkit.dump", "command", "Write the stages of one run as .npy files."),
     "diff": ("debugkit.diff", "command", "Find where two runs of the same ids part."),
     "gdb": ("debugkit.gdbside.launch", "command", "Open gdb with everything set up."),
