@@ -7,8 +7,8 @@ fingerprint, KV type and a hash of the token ids; files with other names are nev
     kestrel-1-….kv.tmp-<pid>-<n>                           an entry that is being written
     lock                                                   see below
 
-No entry is a prefix of another: a timeline that continues a stored one takes its place, and one
-that is stored already, or begins a stored one, is not written again.
+A timeline that continues a stored one takes its place, and one that is stored already, or begins a
+stored one that fits into the session's context, is not written again.
 
 Lookup. Each entry's ids are cut into blocks of 64, and a hash chain is made over them, so that the
 hash of a block stands for all the ids up to its end. The prompt's deepest block that some entry has
@@ -147,7 +147,7 @@ class KvStore:
         if len(ids) == 0:
             return False
         self._refresh(session)
-        if (longer := self._continuation(ids)) is not None:
+        if (longer := self._continuation(ids, session.context_length)) is not None:
             self._touch(longer.name)
             return False
         name = self._prefix + _digest(ids) + ".kv"
@@ -228,12 +228,15 @@ class KvStore:
         best = min(found, key=lambda f: (-f[0], len(f[1].ids), f[1].name), default=None)
         return None if best is None or best[0] == 0 else (best[1], best[0])
 
-    def _continuation(self, ids: NDArray[np.int32]) -> _Entry | None:
-        """An entry that begins with ids, or is equal."""
+    def _continuation(self, ids: NDArray[np.int32], most: int) -> _Entry | None:
+        """An entry of at most `most` tokens that begins with ids, or is equal."""
         chain = _chain(ids)
         names = self._by_chain.get(chain[-1], set()) if chain else self._entries.keys()
         entries = (self._entries[name] for name in sorted(names))
-        return next((e for e in entries if common_prefix(e.ids, ids) == len(ids)), None)
+        return next(
+            (e for e in entries if len(e.ids) <= most and common_prefix(e.ids, ids) == len(ids)),
+            None,
+        )
 
     def _beginnings(self, ids: NDArray[np.int32]) -> list[_Entry]:
         """The entries that ids continue."""

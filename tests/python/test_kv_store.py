@@ -158,6 +158,15 @@ def test_the_same_or_a_longer_timeline_is_not_written_again(store, filled):
     assert [p.stat().st_ino for p in entries(store)] == [inode]
 
 
+def test_a_longer_timeline_that_does_not_fit_is_no_substitute(model, store, filled):
+    ids = ids_of(1, 300)
+    assert store.save(filled(ids))
+    assert store.save(filled(ids[:100], context_length=128))
+    assert restored(model, store, ids[:110], context_length=128)[1] == 100
+    assert not store.save(filled(ids[:100], context_length=128))
+    assert len(entries(store)) == 2
+
+
 def test_a_continuation_takes_the_place_of_its_beginning(model, store, filled):
     ids = ids_of(1, 150)
     assert store.save(filled(ids[:70]))
