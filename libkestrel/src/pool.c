@@ -6,7 +6,8 @@
  * poster waits for all the others, so the plain fields of a job never change under a reader.
  *
  *     worker:  wait until job != seen  ->  (id < n_threads) work, n_running -= 1  ->  wait
- *     caller:  fill the fields, job = next word, wake sleepers, work, wait until n_running == 0
+ *     caller:  fill the fields, job = next word, wake sleepers, work, wait until n_running == 0 (spin,
+ *              then sleep on that word)
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -14,7 +15,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -47,6 +47,7 @@ struct ks_pool {
     _Alignas(128) atomic_int next_chunk;
     _Alignas(128) atomic_int n_running;
     _Alignas(128) atomic_int n_sleeping;
+    _Alignas(128) atomic_bool caller_sleeps;
     _Alignas(128) ks_job_fn fn;
     void *arg;
     int32_t n_chunks;
@@ -103,7 +104,11 @@ static void *worker_main(void *arg)
             return NULL;
         }
         work(pool, self->id);
-        atomic_fetch_sub_explicit(&pool->n_running, 1, memory_order_release);
+        /* The last one out wakes the caller; sequentially consistent, as the caller's side is: either
+         * it sees zero or we see it asleep. */
+        if (atomic_fetch_sub(&pool->n_running, 1) == 1 && atomic_load(&pool->caller_sleeps)) {
+            syscall(SYS_futex, &pool->n_running, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+        }
     }
 }
 
@@ -114,6 +119,29 @@ static void post(ks_pool *pool, int32_t n_threads)
     atomic_store(&pool->job, word); /* sequentially consistent: before the load of n_sleeping */
     if (atomic_load(&pool->n_sleeping) > 0) {
         syscall(SYS_futex, &pool->job, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    }
+}
+
+/* The rest of a job is short, so spin first; but a worker that lost its core to another process would
+ * only be kept from coming back by a caller that goes on spinning. */
+static void wait_for_workers(ks_pool *pool)
+{
+    int32_t turns = 0;
+    for (;;) {
+        int32_t n_running = atomic_load_explicit(&pool->n_running, memory_order_acquire);
+        if (n_running == 0) {
+            return;
+        }
+        if (++turns < KS_SPIN_TURNS) {
+            KS_RELAX();
+            continue;
+        }
+        atomic_store(&pool->caller_sleeps, true);
+        n_running = atomic_load(&pool->n_running);
+        if (n_running > 0) {
+            syscall(SYS_futex, &pool->n_running, FUTEX_WAIT_PRIVATE, n_running, NULL, NULL, 0);
+        }
+        atomic_store(&pool->caller_sleeps, false);
     }
 }
 
@@ -135,15 +163,7 @@ void ks_pool_run(ks_pool *pool, int32_t n_threads, ks_job_fn fn, void *arg, int3
     atomic_store_explicit(&pool->n_running, n_threads - 1, memory_order_relaxed);
     post(pool, n_threads);
     work(pool, 0);
-    /* The rest of a job is short; but if a worker lost its core to another process, spinning here
-     * would only keep it from coming back. */
-    for (int32_t turns = 0; atomic_load_explicit(&pool->n_running, memory_order_acquire) > 0;) {
-        if (++turns < KS_SPIN_TURNS) {
-            KS_RELAX();
-        } else {
-            sched_yield();
-        }
-    }
+    wait_for_workers(pool);
 }
 
 ks_pool *ks_pool_new(int32_t n_threads, size_t scratch_bytes)
