@@ -117,8 +117,8 @@ def write_whole(path: Path, text: str) -> None:
 
 def report(comparison: Comparison, *, every: bool = False) -> Iterator[str]:
     """The lines of the report."""
-    yield f"A  {comparison.a.describe(comparison.b)}"
-    yield f"B  {comparison.b.describe(comparison.a)}"
+    yield f"A  {comparison.a.describe()}"
+    yield f"B  {comparison.b.describe()}"
     yield rule(comparison)
     yield from remarks(comparison)
     yield ""
@@ -151,13 +151,10 @@ def remarks(comparison: Comparison) -> Iterator[str]:
     sides = comparison.a, comparison.b
     sources = {side.source for side in sides}
     if len(sources) == 1:
-        apart = [
-            f"{name} ({value}, {comparison.b.configuration[name]})"
-            for name, value in comparison.a.configuration.items()
-            if comparison.b.configuration.get(name, value) != value
-        ]
-        if apart:
-            yield f"Set differently: {', '.join(apart)}"
+        for name, value in comparison.a.configuration.items():
+            other = comparison.b.configuration.get(name, value)
+            if other != value:
+                yield f"{name}: {value} in A, {other} in B"
     rounded = [side for side in sides if side.configuration.get("kv") not in (None, "f32")]
     if sources != {"library"} and rounded:
         kv = rounded[0].configuration["kv"]

@@ -67,8 +67,8 @@ def page(comparison: Comparison) -> str:
 
 def _sides(comparison: Comparison) -> Iterator[str]:
     yield "<dl>"
-    yield f"<dt>A</dt><dd>{escape(comparison.a.describe(comparison.b))}</dd>"
-    yield f"<dt>B</dt><dd>{escape(comparison.b.describe(comparison.a))}</dd>"
+    yield f"<dt>A</dt><dd>{escape(comparison.a.describe())}</dd>"
+    yield f"<dt>B</dt><dd>{escape(comparison.b.describe())}</dd>"
     yield f"<dt>compared</dt><dd>{escape(diff.rule(comparison))}</dd>"
     for remark in diff.remarks(comparison):
         yield f"<dt>note</dt><dd>{escape(remark)}</dd>"

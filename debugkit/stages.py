@@ -280,14 +280,11 @@ class Dump:
             )
         return rows
 
-    def describe(self, beside: Dump) -> str:
-        """One line: what was run, and how. The library's file and build only if there are two."""
-        facts = dict(self.configuration)
-        for name in ("library", "build"):
-            if name in facts and facts[name] == beside.configuration.get(name, facts[name]):
-                del facts[name]
-        listed = ", ".join(f"{name} {value}" for name, value in facts.items())
-        return f"{self.spec} ({self.source}: {listed})"
+    def describe(self) -> str:
+        """One line: what was run, and how, but for the library's file and build."""
+        facts = [f"{name} {value}" for name, value in self.configuration.items()]
+        facts = [fact for fact in facts if not fact.startswith(("library ", "build "))]
+        return f"{self.spec} ({self.source}: {', '.join(facts)})"
 
 
 def is_dump(directory: Path) -> bool:

@@ -552,8 +552,11 @@ class DoorsCommand(Subcommand):
         gdb.execute("set breakpoint pending on")
         for function in ("kestrel_prefill", "kestrel_decode"):
             there = [point for point in gdb.breakpoints() if point.location == function]
-            if not there:
-                gdb.Breakpoint(function).commands = "kestrel session"
+            if (
+                not there
+            ):  # by the command: its remark that the function is not there yet is kept off
+                gdb.execute(f"break {function}", to_string=True)
+                gdb.breakpoints()[-1].commands = "kestrel session"
             yield f"breakpoint on {function}"
 
 

@@ -24,7 +24,7 @@ SETTINGS = (
     "set backtrace past-main off",
     "set breakpoint pending on",
     "set unwindonsignal on",
-    "skip -gfi */pool.c",
+    "python gdb.execute('skip -gfi */pool.c', to_string=True)",  # says what it has done
 )
 
 
