@@ -60,6 +60,14 @@ class Text:
         router = self.layers * self.experts * self.hidden * 4
         return self.layer_weights * Q4 + self.head_weights * Q8 + router + depth * self.row_bytes
 
+    def prompt_bytes(self, n_tokens: int) -> float:
+        """Bytes that a short prompt reads: every weight once, of the experts those that it hits."""
+        if not self.experts:
+            return self.decode_bytes(0)
+        of_token = self.layers * self.used * 3 * self.hidden * self.inner * Q4
+        hit = self.experts * (1 - (1 - self.used / self.experts) ** n_tokens)
+        return self.decode_bytes(0) + of_token * (hit / self.used - 1)
+
 
 MODELS = (
     Text("Qwen3-VL-2B", 2048, 28, 16, 8, 6144),
@@ -98,10 +106,7 @@ def main(mca: Path, bandwidth: float, efficiency: float, overhead: float) -> Non
     for model in MODELS:
         token, deep = (model.decode_bytes(n) / bandwidth * 1e-6 for n in (0, 2048))
         per_token = model.layer_weights / prefill_rate * 1e-9
-        # A short prompt reads every weight at least once; with experts nearly all of them.
-        share = 1 - (1 - model.used / model.experts) ** 18 if model.experts else 1
-        scale = model.experts / model.used * share if model.experts else 1
-        short = max(18 * per_token, model.decode_bytes(0) * scale / bandwidth * 1e-9)
+        short = max(18 * per_token, model.prompt_bytes(18) / bandwidth * 1e-9)
         click.echo(
             f"| {model.name} | {model.decode_bytes(0) / 1e6:,.0f} | {token:.0f} ms | {deep:.0f} ms "
             f"| {short:.2f} s | {2044 * per_token * overhead:.0f} s |"
