@@ -32,6 +32,8 @@ class Wishes(Protocol):
     def max_decodes(self) -> int | None: ...
     @property
     def no_stop(self) -> bool: ...
+    @property
+    def quick(self) -> bool: ...
 
 
 class Breakpoints:
@@ -49,13 +51,19 @@ class Breakpoints:
         self._tail: Tail | None = None
         self._stopped: dict[Probe, int] = {}
         self._reported: dict[Probe, int] = {}
-        if wishes.no_stop:
-            if not isinstance(self.sensor, InsideSensor):
-                raise PreflightError(
-                    "This gdb has no Python (or one too old for MI commands), so it cannot trace "
-                    "without stopping; leave out --no-stop."
-                )
+        able = isinstance(self.sensor, InsideSensor)
+        if wishes.no_stop and not able:
+            raise PreflightError(
+                "This gdb has no Python (or one too old for MI commands), so it cannot trace "
+                "without stopping; leave out --no-stop."
+            )
+        if able and (wishes.no_stop or wishes.quick):
             self._tail = Tail(events)
+
+    @property
+    def inside(self) -> bool:
+        """True if gdb itself writes the events."""
+        return self._tail is not None
 
     def close(self) -> None:
         """Close the file."""

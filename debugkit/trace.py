@@ -49,6 +49,7 @@ class Options:
     max_events: int | None = None  # shown in all
     max_requests: int | None = None  # completed; then a program that can run on is let go
     no_stop: bool = False  # gdb writes the events itself and lets the program run on
+    quick: bool = False  # the same, where this gdb can
 
 
 @dataclass
@@ -150,7 +151,7 @@ class Tracer:
         pc = self.breakpoints.returns.get(stop.breakpoint)
         if stop.reason == "signal-received":
             self._crash(stop)
-        elif self.options.no_stop and (probe is not None or pc is not None):
+        elif self.breakpoints.inside and (probe is not None or pc is not None):
             if self._drain(stop) is None and probe is not None:
                 self._entered(self.breakpoints.sensor.enter(stop, probe), stop)
         elif probe is not None:
@@ -428,7 +429,7 @@ class Tracer:
                 build=build_line(Path(code)) if code else "",
                 isa=probes.isa_name(self._client, session) if session else "",
                 cpu=self.target.cpu,
-                source="gdb-python" if self.options.no_stop else "gdb-stop",
+                source="gdb-python" if self.breakpoints.inside else "gdb-stop",
             )
         )
 

@@ -108,9 +108,9 @@ class Laboratory:
             records.append(record)
             self.show(record)
 
-        options = Options(timeout=RUN_TIMEOUT)
+        options = Options(timeout=RUN_TIMEOUT, quick=True)
         if events is not None:
-            options = Options(timeout=RUN_TIMEOUT, events=events)
+            options = Options(timeout=RUN_TIMEOUT, events=events, quick=True)
         target = self._target(gdb, command)
         with target:
             end = Tracer(target, gdb, tuple(command), emit, options).run()

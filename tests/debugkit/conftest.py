@@ -28,7 +28,7 @@ from debugkit.errors import DebugkitError
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 MOCK = HERE / "mock"
-WAIT = 120.0  # seconds for whatever should take one
+WAIT = 300.0  # seconds for whatever should take one
 BUILDS = {
     "debug": ("-O0", "-g3"),
     "release": ("-O2", "-g"),
@@ -185,3 +185,52 @@ def embedded_model() -> Path:
     except Exception as error:
         lacking("gdb", f"libkestrel does not load: {error}")
     return model
+
+
+PROMPT = "2023,268,198,667,220,725,220,270,220,349,220,425,13,2024,198,2023,267,198"
+
+
+@pytest.fixture(scope="session")
+def kestrel_run() -> Path:
+    """The native kestrel-run of the release build, or of DEBUGKIT_BUILD."""
+    from debugkit.exercises.runs import find_kestrel_run
+
+    try:
+        return find_kestrel_run()
+    except DebugkitError as error:
+        lacking("gdb", str(error))
+
+
+@pytest.fixture(scope="session")
+def cross_run() -> Path:
+    """kestrel-run of the aarch64 build, or of DEBUGKIT_CROSS_BUILD, if all it takes is here."""
+    from debugkit.remote import find_cross_build, find_emulator
+
+    try:
+        preflight.find_gdb("gdb-multiarch")
+        find_emulator("aarch64")
+    except DebugkitError as error:
+        lacking("qemu", str(error))
+    try:
+        return find_cross_build("aarch64")
+    except DebugkitError as error:
+        lacking("aarch64", str(error))
+
+
+@pytest.fixture(scope="session")
+def request_of(embedded_model: Path) -> Callable[..., list[str]]:
+    """Arguments of kestrel-run for a short request to the embedded model."""
+
+    def arguments(*options: str, ids: str = PROMPT) -> list[str]:
+        return [str(embedded_model), "--ids", ids, *options]
+
+    return arguments
+
+
+@pytest.fixture(scope="session")
+def gdbserver() -> str:
+    """Path of gdbserver."""
+    path = shutil.which("gdbserver")
+    if path is None:
+        lacking("gdbserver", "there is no gdbserver")
+    return path
