@@ -19,9 +19,7 @@ typedef struct ks_reader {
     kestrel_error *error;
 } ks_reader;
 
-/* map_flags: MAP_POPULATE where the whole file will be read. */
-static kestrel_status open_reader(ks_reader *r, const char *path, int map_flags,
-                                  kestrel_error *error)
+static kestrel_status open_reader(ks_reader *r, const char *path, kestrel_error *error)
 {
     *r = (ks_reader){.path = path, .error = error};
     if (path == NULL || path[0] == '\0') {
@@ -43,7 +41,7 @@ static kestrel_status open_reader(ks_reader *r, const char *path, int map_flags,
                        (long long)info.st_size, sizeof(ks_snapshot_header));
     }
     r->n_bytes = (size_t)info.st_size;
-    void *map = mmap(NULL, r->n_bytes, PROT_READ, MAP_PRIVATE | map_flags, fd, 0);
+    void *map = mmap(NULL, r->n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
     close(fd);
     if (map == MAP_FAILED) {
         return ks_fail(error, KESTREL_IO, "%s: could not be mapped: %s", path, strerror(errno));
@@ -146,59 +144,105 @@ static kestrel_status check_ids(const ks_reader *r, const ks_snapshot_header *he
     return KESTREL_OK;
 }
 
-/* Every byte, before anything is touched. */
-static kestrel_status check_contents(const ks_reader *r, const kestrel_session *session,
-                                     const ks_snapshot_header *header)
+/* The layers are sections of one size that stand one after another: threads share them, for reading
+ * memory is what a restore costs. */
+typedef struct ks_layers_job {
+    const ks_reader *reader;
+    kestrel_session *session;
+    int32_t n_tokens;
+    size_t first_byte; /* of layer 0 in the file */
+    size_t layer_bytes;
+    atomic_int damaged; /* the lowest layer whose checksum is wrong */
+} ks_layers_job;
+
+static const uint8_t *layer_section(const ks_layers_job *job, int32_t layer)
 {
-    size_t at = sizeof *header;
-    size_t id_bytes = ks_snapshot_padded((size_t)header->n_tokens * sizeof(int32_t));
-    size_t logit_bytes =
-        header->has_logits ? ks_snapshot_padded((size_t)header->n_vocab * sizeof(float)) : 0;
-    size_t per_layer = ks_snapshot_layer_bytes(&session->kv, header->n_tokens);
-    int32_t n_layers = header->n_layers;
-    kestrel_status status =
-        check_section(r, &at, id_bytes, stored_sum(r, n_layers, 0), "section", 0);
-    if (status == KESTREL_OK) {
-        status = check_ids(r, header);
-    }
-    if (status == KESTREL_OK) {
-        status = check_section(r, &at, logit_bytes, stored_sum(r, n_layers, 1), "section", 1);
-    }
-    for (int32_t l = 0; status == KESTREL_OK && l < n_layers; l++) {
-        status = check_section(r, &at, per_layer, stored_sum(r, n_layers, 2 + l), "layer", l);
-    }
-    return status;
+    return job->reader->bytes + job->first_byte + (size_t)layer * job->layer_bytes;
 }
 
-static const uint8_t *copy_layer(ks_kv_cache *kv, int32_t layer, int32_t n_tokens,
-                                 const uint8_t *from)
+static void check_layer(void *arg, int32_t layer, int32_t thread)
 {
+    (void)thread;
+    ks_layers_job *job = arg;
+    ks_checksum sum = {0};
+    ks_checksum_add(&sum, layer_section(job, layer), job->layer_bytes);
+    if (ks_checksum_value(&sum) != stored_sum(job->reader, job->session->n_layers, 2 + layer)) {
+        int lowest = atomic_load(&job->damaged);
+        while (layer < lowest && !atomic_compare_exchange_weak(&job->damaged, &lowest, layer)) {
+        }
+    }
+}
+
+static void copy_layer(void *arg, int32_t layer, int32_t thread)
+{
+    (void)thread;
+    const ks_layers_job *job = arg;
+    const ks_kv_cache *kv = &job->session->kv;
+    const uint8_t *from = layer_section(job, layer);
     for (int32_t h = 0; h < kv->n_kv_heads; h++) {
         ks_piece pieces[KS_SNAPSHOT_PIECES];
-        int32_t count = ks_snapshot_pieces(&kv->layer[layer].head[h], n_tokens, pieces);
+        int32_t count = ks_snapshot_pieces(&kv->layer[layer].head[h], job->n_tokens, pieces);
         for (int32_t i = 0; i < count; i++) {
             memcpy(pieces[i].memory, from, pieces[i].n_bytes);
             from += ks_snapshot_padded(pieces[i].n_bytes);
         }
     }
-    return from;
+}
+
+static void run_layers(const ks_layers_job *job, ks_job_fn fn)
+{
+    const kestrel_model *model = job->session->model;
+    ks_pool_acquire(model->pool);
+    ks_pool_run(model->pool, model->n_threads_prefill, fn, (void *)(uintptr_t)job,
+                job->session->n_layers);
+    ks_pool_release(model->pool);
+}
+
+/* Every byte, before anything is touched. Leaves `job` ready for copying. */
+static kestrel_status check_contents(const ks_snapshot_header *header, ks_layers_job *job)
+{
+    const ks_reader *r = job->reader;
+    size_t at = sizeof *header;
+    size_t id_bytes = ks_snapshot_padded((size_t)header->n_tokens * sizeof(int32_t));
+    size_t logit_bytes =
+        header->has_logits ? ks_snapshot_padded((size_t)header->n_vocab * sizeof(float)) : 0;
+    kestrel_status status =
+        check_section(r, &at, id_bytes, stored_sum(r, header->n_layers, 0), "section", 0);
+    if (status == KESTREL_OK) {
+        status = check_ids(r, header);
+    }
+    if (status == KESTREL_OK) {
+        status =
+            check_section(r, &at, logit_bytes, stored_sum(r, header->n_layers, 1), "section", 1);
+    }
+    if (status != KESTREL_OK) {
+        return status;
+    }
+    job->first_byte = at;
+    run_layers(job, check_layer);
+    int32_t damaged = atomic_load(&job->damaged);
+    if (damaged < header->n_layers) {
+        size_t begin = at + (size_t)damaged * job->layer_bytes;
+        return ks_fail(r->error, KESTREL_FORMAT, "%s: layer %d at bytes %zu..%zu is damaged",
+                       r->path, damaged, begin, begin + job->layer_bytes);
+    }
+    return KESTREL_OK;
 }
 
 /* Cannot fail: everything was checked. */
-static void adopt(kestrel_session *session, const ks_reader *r, const ks_snapshot_header *header)
+static void adopt(kestrel_session *session, const ks_snapshot_header *header,
+                  const ks_layers_job *job)
 {
-    const uint8_t *from = r->bytes + sizeof *header;
+    const uint8_t *from = job->reader->bytes + sizeof *header;
     size_t id_bytes = (size_t)header->n_tokens * sizeof(int32_t);
-    size_t logit_bytes = (size_t)header->n_vocab * sizeof(float);
     ks_session_truncate(session, 0);
     memcpy(session->token_ids, from, id_bytes);
-    from += ks_snapshot_padded(id_bytes);
     if (header->has_logits) {
-        memcpy(session->logits, from, logit_bytes);
-        from += ks_snapshot_padded(logit_bytes);
+        memcpy(session->logits, from + ks_snapshot_padded(id_bytes),
+               (size_t)header->n_vocab * sizeof(float));
     }
+    run_layers(job, copy_layer);
     for (int32_t l = 0; l < session->n_layers; l++) {
-        from = copy_layer(&session->kv, l, header->n_tokens, from);
         session->cache_len[l] = header->n_tokens;
     }
     session->has_logits = header->has_logits != 0;
@@ -214,18 +258,22 @@ kestrel_status kestrel_snapshot_restore(kestrel_session *session, const char *pa
     }
     ks_reader r;
     ks_snapshot_header header;
-    status = open_reader(&r, path, MAP_POPULATE, error);
+    status = open_reader(&r, path, error);
     if (status == KESTREL_OK) {
         status = check_header(&r, &header);
     }
     if (status == KESTREL_OK) {
         status = check_belongs(&r, session, &header);
     }
+    ks_layers_job job = {.reader = &r, .session = session};
     if (status == KESTREL_OK) {
-        status = check_contents(&r, session, &header);
+        job.n_tokens = header.n_tokens;
+        job.layer_bytes = ks_snapshot_layer_bytes(&session->kv, header.n_tokens);
+        job.damaged = header.n_layers;
+        status = check_contents(&header, &job);
     }
     if (status == KESTREL_OK) {
-        adopt(session, &r, &header);
+        adopt(session, &header, &job);
     }
     close_reader(&r);
     ks_session_leave(session);
@@ -256,7 +304,7 @@ kestrel_status kestrel_snapshot_peek(const char *path, kestrel_snapshot_info *in
 {
     ks_reader r;
     ks_snapshot_header header;
-    kestrel_status status = open_reader(&r, path, 0, error);
+    kestrel_status status = open_reader(&r, path, error);
     if (status == KESTREL_OK) {
         status = check_header(&r, &header);
     }
