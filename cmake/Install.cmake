@@ -13,6 +13,10 @@ endif()
 install(FILES libkestrel/include/kestrel.h
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 
+# The library as gdb shows it: printers and the `kestrel` command.
+install(FILES debugkit/gdbside/kestrel_gdb.py DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    RENAME $<TARGET_FILE_NAME:kestrel>-gdb.py COMPONENT development)
+
 # find_package(kestrel 0.1); target_link_libraries(app kestrel::kestrel)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kestrel)
