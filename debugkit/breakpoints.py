@@ -82,7 +82,7 @@ class Breakpoints:
                 number = probe.insert(self.client, self._condition(probe))
             self.doors[number] = probe
         if self.wishes.max_decodes == 0 or "decode" not in self.wishes.events:
-            self.mute(probes.DECODE, loop=self.wishes.max_decodes == 0)
+            self.mute(probes.DECODE, loop=False)
 
     def _condition(self, probe: Probe) -> str:
         layers = self.wishes.layers
@@ -134,7 +134,8 @@ class Breakpoints:
             return
         self.muted = False
         if self._tail is None:
-            probes.ignore(self.client, self._number(probe), 0)
+            if probe.type in self.wishes.events:
+                probes.ignore(self.client, self._number(probe), 0)
             self._switch("enable", True)
 
     def mute_all(self) -> None:

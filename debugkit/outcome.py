@@ -72,8 +72,14 @@ def summary(records: Iterable[Record]) -> list[str]:
 def totals(records: Sequence[Record]) -> tuple[int, int]:
     """Prefills and decodes of a trace, counted ones included."""
     kinds = [record.type for record in records if isinstance(record, Hit)]
-    hidden = sum(r.n for r in records if isinstance(r, Counted) and r.of == "decode")
-    return kinds.count("prefill"), kinds.count("decode") + hidden
+    hidden = {"prefill": 0, "decode": 0}
+    for record in records:
+        if isinstance(record, Counted) and record.of in hidden:
+            hidden[record.of] += record.n
+    return (
+        kinds.count("prefill") + hidden["prefill"],
+        kinds.count("decode") + hidden["decode"],
+    )
 
 
 def verdict(records: Sequence[Record], timeout: float) -> Verdict:

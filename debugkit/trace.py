@@ -289,9 +289,7 @@ class Tracer:
                 self.breakpoints.mute(probes.DECODE)
         elif probe is probes.PREFILL:
             self._shown = 0
-            if limit == 0:
-                self.breakpoints.mute(probes.DECODE)
-            elif limit is not None:
+            if limit is not None:
                 self.breakpoints.unmute(probes.DECODE)
 
     # ---- a door is left ----------------------------------------------------------------------
@@ -301,6 +299,8 @@ class Tracer:
             ret = left.ret if call.return_to == left.pc else None
             state = left.states.get(call.session, call.before)
             self._emit_return(call, left.thread, left.time_ns, ret, state, left.held_ns)
+            if call.probe is probes.PREFILL and self.options.max_decodes == 0:
+                self.breakpoints.mute(probes.DECODE)
 
     def _emit_return(
         self, call: Call, thread: int, time_ns: int, ret: int | None, state: State, held_ns: int

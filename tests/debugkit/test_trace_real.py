@@ -106,7 +106,7 @@ def test_filters_change_no_count(debugkit, kestrel_run, request_of, tmp_path) ->
         assert done.stdout.splitlines()[-1] == last
         return [r.type for r in read(path)[1:-2] if not isinstance(r, Return)]
 
-    assert kinds("--only", "sample") == ["sample"] * 6
+    assert kinds("--only", "sample") == ["sample"] * 6 + ["counted"] * 2
     assert kinds("--max", "2", "--only", "prefill,decode") == ["prefill", "decode", "counted"]
     layered = kinds("--only", "prefill", "--layer", "0,2", "--max-decodes", "0")
     assert layered == ["prefill", "layer", "layer", "counted"]
