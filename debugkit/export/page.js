@@ -245,7 +245,7 @@ function buildRows(r) {
     const node = make("div", {class: "row", role: "listitem"});
     node.dataset.row = row;
     if (!dense) node.append(make("small", {}, String(row)), make("span", {}, ""));
-    tiles.push({node, text: node.lastChild, shown: ""});
+    tiles.push({node, text: node.lastChild, shown: null});
   }
   $("rows").replaceChildren(...tiles.map((tile) => tile.node));
   const entries = [["held", "from before"], ["kept", "kept"], ["prefill", "prefill"],

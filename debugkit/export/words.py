@@ -64,8 +64,10 @@ def find_words(command: Sequence[str]) -> Words:
                 return open_words(directory)
         except (OSError, PreflightError):  # a prompt can be too long for a path
             continue
-    names_a_model = any(w in ("-m", "--model") or w.startswith("--model=") for w in command[3:])
-    if names_a_model or not OUR_PROGRAMS & {Path(word).name for word in command[:3]}:
+    ours = next((i for i, word in enumerate(command[:3]) if Path(word).name in OUR_PROGRAMS), None)
+    if ours is None:
+        return Words()
+    if any(word in ("-m", "--model") or word.startswith("--model=") for word in command[ours:]):
         return Words()
     try:
         from pykestrel import embedded
