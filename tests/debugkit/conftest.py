@@ -84,6 +84,11 @@ def mock(tmp_path_factory: pytest.TempPathFactory) -> Mock:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         lacking("cc", "there is no C compiler")
+    return compile_mock(compiler, root)
+
+
+def compile_mock(compiler: str, root: Path) -> Mock:
+    """The mock in every build, in directories below `root`."""
     for build, flags in BUILDS.items():
         out = root / build
         out.mkdir()

@@ -2,9 +2,9 @@
 
     python tests/debugkit/costs.py [--tokens 200] [COMMAND ...]
 
-COMMAND is a kestrel-run with its model and prompt; by default the release build's with the embedded
-COMMAND is a kestrel-run with model and prompt; by default the release build with the embedded
-model. Nothing is asserted: the figures depend on what else the machine does. Exits with 1 if tracing
+COMMAND is a kestrel-run with model and prompt; by default the release build's with the embedded
+model. Nothing is asserted: the figures depend on what else the machine does. Exits with 1 if
+tracing changed an id.
 """
 
 from __future__ import annotations

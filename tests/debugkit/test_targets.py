@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import signal
 import socket
@@ -16,6 +18,7 @@ import pytest
 from debugkit.records import Completion, Exit, Hit, Meta, comparable, read
 
 WAIT = 300.0  # seconds
+F_SETPIPE_SZ = 1031  # of <fcntl.h>
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:
@@ -42,23 +45,34 @@ def started(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
 @pytest.mark.gdb
 @pytest.mark.parametrize("how", ["stopping", "inside gdb"])
 def test_attaching_to_a_run_leaves_its_answer(
-    debugkit, kestrel_run, request_of, tmp_path, how
+    debugkit, kestrel_run, request_of, tmp_path, wait_for, how
 ) -> None:
-    options = ("--max-tokens", "1200", "--spec", "off")
+    options = ("--max-tokens", "1500", "--spec", "off")
     command = [str(kestrel_run), *request_of(*options)]
     untraced = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     path = tmp_path / "trace.jsonl"
     more = ("--no-stop",) if how == "inside gdb" else ()
-    with started(command, debugkit.environment()) as process:
-        assert process.stdout is not None
-        begun = process.stdout.read(2)  # it generates now
-        done = debugkit(
-            "trace", "--attach", str(process.pid), "--timeout", "4", *more, "--json", str(path)
-        )
-        rest, errors = process.communicate(timeout=WAIT)
-    assert done.returncode == 0, done.stderr
-    assert process.returncode == 0, errors
-    assert begun + rest == untraced
+    # A pipe of one page that nobody reads holds the program up half-way, until gdb is there.
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, F_SETPIPE_SZ, 4096)
+    process = subprocess.Popen(command, stdout=writing, env=debugkit.environment())
+    os.close(writing)
+    arguments = ("trace", "--attach", str(process.pid), "--timeout", "8", "--json", str(path))
+    tracing = subprocess.Popen(
+        debugkit.arguments(*arguments, *more),
+        env=debugkit.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: tracer_of(process.pid), "gdb to attach")
+    with os.fdopen(reading) as stream:
+        answer = stream.read()
+    output, errors = tracing.communicate(timeout=WAIT)
+    assert tracing.returncode == 0, errors
+    assert process.wait(WAIT) == 0
+    assert answer == untraced
+    assert "DEC-HIT" in output
     meta, *_, end = read(path)
     assert isinstance(meta, Meta)
     assert isinstance(end, Exit)

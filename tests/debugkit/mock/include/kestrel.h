@@ -44,7 +44,7 @@ typedef struct kestrel_stats {
 
 const char *kestrel_build_info(void);
 kestrel_session *mock_session_open(int32_t n_layers, int32_t context_length);
-void mock_session_close(kestrel_session *session);
+void kestrel_session_close(kestrel_session *session);
 /* What goes wrong inside the library: "segv", "abort", "ragged", "wild", "spin"; "" for nothing. */
 void mock_set_fault(const char *fault);
 

@@ -42,7 +42,7 @@ kestrel_session *mock_session_open(int32_t n_layers, int32_t context_length)
     return session;
 }
 
-void mock_session_close(kestrel_session *session)
+void kestrel_session_close(kestrel_session *session)
 {
     if (!session) return;
     free(session->cache_len);

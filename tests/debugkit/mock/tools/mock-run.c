@@ -94,6 +94,6 @@ int main(int argc, char **argv)
     if (!strcmp(mode, "null")) kestrel_prefill(NULL, NULL, 5, NULL);
     complete(session, n_prompt, max_tokens, stop_after);
     if (!strcmp(mode, "twice")) complete(session, n_prompt + 20, max_tokens, stop_after - 2);
-    mock_session_close(session);
+    kestrel_session_close(session);
     return 0;
 }
