@@ -236,7 +236,7 @@ class _Request:
         event["ret"] = end.ret
         n, after = event.get("seq", [n])[0], end.state.seq_len
         event["seq"] = [n, after]
-        if not end.state.layers_agree:
+        if "layers" in event or not end.state.layers_agree:
             event["layers"] = list(end.state.cache_len)
         if event["type"] in PASSES and after > n:
             self._write(event, n, after)

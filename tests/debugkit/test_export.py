@@ -271,6 +271,22 @@ def test_crash_watch_and_open_call() -> None:
     assert chrome.problems(chrome.document([*trace.records, end])) == []
 
 
+def test_layers_fill_one_after_the_other() -> None:
+    trace = Trace()
+    trace.begin("prefill", n_tokens=4)
+    rows = [State(ADDRESS, 0, layers) for layers in ((0, 0), (4, 0), (4, 4))]
+    for layer in (0, 1):
+        args = {"layer": layer, "n_rows": 4}
+        trace.add(Hit, "layer", trace.now + 100.0, 1, 1, args, rows[layer], STACK)
+        trace.add(Return, "layer", trace.now + 100.0, 1, 1, None, rows[layer + 1])
+    trace.end("prefill", 4)
+    (request,) = Story(trace.finished()).requests
+    prefill, first, second = request["events"]
+    assert (first["of"], second["of"]) == (0, 0)
+    assert (first["layers"], second["layers"]) == ([4, 0], [4, 4])
+    assert prefill["write"] == [0, 4]
+
+
 def test_a_record_without_its_argument_is_refused() -> None:
     trace = Trace()
     trace.call("decode", 1)
