@@ -307,7 +307,8 @@ function showRows(r, chosen) {
   });
   const layers = trace.layers ? ` × ${plural(trace.layers, "layer")}` : "";
   $("cache-title").replaceChildren("KV cache ",
-    make("span", {}, `after this event: ${plural(filled, "row")}${layers}`));
+    make("span", {}, `after ${event?.type === "layer" ? "the whole pass" : "this event"}: `
+      + `${plural(filled, "row")}${layers}`));
   const first = tiles.find((tile) => tile.node.classList.contains("now"));
   if (first) reveal($("rows"), first.node, "Top", "Height");
 }
