@@ -235,7 +235,9 @@ static void widen_elements(kestrel_kv_type type, const uint8_t *data, int32_t n,
 /* Many rows: the step's keys and values are widened once into scratch. */
 static void widen_step(kestrel_kv_type type, key_step *step, int32_t n_keys, float *scratch)
 {
-    int32_t key_tiles = (n_keys + KS_KEY_TILE - 1) / KS_KEY_TILE;
+    /* Whole groups of tiles, as score_tiles reads them: what an earlier use of the scratch has left there
+     * may be denormal as a float, and costs a hundred cycles a product though no result of it counts. */
+    const int32_t key_tiles = KS_KEY_STEP / KS_KEY_TILE;
     float *k = scratch, *v = scratch + (size_t)step->head_dim * KS_KEY_STEP;
     widen_elements(type, step->k, key_tiles * KS_KEY_TILE * step->head_dim, k);
     widen_elements(type, step->v, n_keys * step->head_dim, v);
