@@ -236,10 +236,6 @@ def pinned() -> list[Case]:
         ("Tell me a sentence about a kestrel.", prose.TOPICS["a kestrel"][0]),
         ("Tell me a short story.", prose.STORY),
         ("Copy this list: river, stone, cloud, lamp.", "river, stone, cloud, lamp."),
-        (
-            "Copy this list, but change stone to apple: river, stone, cloud, lamp.",
-            "river, apple, cloud, lamp.",
-        ),
     ]
     out = [case("pinned", question, answer) for question, answer in single]
     out.append(case("pinned", "Say hello in one word.", "Hello.", corpus.SYSTEMS[0]))
