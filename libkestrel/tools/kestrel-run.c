@@ -90,18 +90,22 @@ static char *read_text(const char *path)
     size_t n = 0;
     size_t capacity = 1 << 16;
     char *text = malloc(capacity);
-    while (text != NULL) {
+    for (;;) {
+        if (text == NULL) {
+            fail("no memory to read ", path);
+        }
         n += fread(text + n, 1, capacity - 1 - n, file);
         if (n < capacity - 1) {
             break;
         }
         capacity *= 2;
-        text = realloc(text, capacity);
+        char *grown = realloc(text, capacity);
+        if (grown == NULL) {
+            free(text);
+        }
+        text = grown;
     }
     fclose(file);
-    if (text == NULL) {
-        fail("no memory to read ", path);
-    }
     text[n] = '\0';
     return text;
 }

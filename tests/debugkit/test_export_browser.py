@@ -48,6 +48,8 @@ from debugkit.records import (
     read,
 )
 
+pytestmark = pytest.mark.browser
+
 WAIT = 300.0  # seconds for whatever should take one
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chromium-headless-shell")
 QUIET = (

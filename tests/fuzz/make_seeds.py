@@ -1,6 +1,6 @@
 """Writes the fuzzers' seeds: small files that reach every branch of the readers, good ones and bad.
 
-python3 tests/fuzz/make_seeds.py            writes tests/fuzz/seeds/{json,safetensors,config,snapshot}/NAME
+python3 tests/fuzz/make_seeds.py     writes tests/fuzz/seeds/KIND/NAME
 """
 
 import json
@@ -117,7 +117,8 @@ CONFIG: dict[str, dict[str, object]] = {
 }
 
 
-# Edits of a good snapshot: flags (1: correct the sums, 2: apply the length), length, (offset, byte)...
+# Edits of a good snapshot: flags (1: correct the sums, 2: apply the length), length, then
+# (offset, byte) triples.
 SNAPSHOT = {
     "unchanged": bytes([0, 0, 0]),
     "truncated": bytes([2, 200, 0]),

@@ -464,12 +464,13 @@ TILES(q8_tile)
 #define TILE_SET(kind)                                                                             \
     {                                                                                              \
         .max_tokens = TILE_TOKENS,                                                                 \
-        .by_tokens = {                                                                             \
-            [1] = {kind##_1, TILE_BLOCKS},                                                         \
-            [2] = {kind##_2, TILE_BLOCKS},                                                         \
-            [3] = {kind##_3, TILE_BLOCKS},                                                         \
-            [4] = {kind##_4, TILE_BLOCKS},                                                         \
-        },                                                                                         \
+        .by_tokens =                                                                               \
+            {                                                                                      \
+                [1] = {kind##_1, TILE_BLOCKS},                                                     \
+                [2] = {kind##_2, TILE_BLOCKS},                                                     \
+                [3] = {kind##_3, TILE_BLOCKS},                                                     \
+                [4] = {kind##_4, TILE_BLOCKS},                                                     \
+            },                                                                                     \
     }
 
 static const ks_tiling q4_tiling = {

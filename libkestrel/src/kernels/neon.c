@@ -342,7 +342,8 @@ TILE(q4_expanded, EXPANDED_Q4, 1, 2)
 
 #define TILE_SET(name)                                                                             \
     {                                                                                              \
-        2, {{NULL, 0}, {name##_2x1, 2}, {name##_1x2, 1}},                                          \
+        2,                                                                                         \
+        {{NULL, 0}, {name##_2x1, 2}, {name##_1x2, 1}},                                             \
     }
 
 static const ks_tiling q4_tiling = {
