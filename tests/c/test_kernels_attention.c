@@ -162,7 +162,7 @@ static uint64_t run_cache(kestrel_kv_type type, int32_t head_dim, int full)
     for (int i = 0; i < n_tables; i++) {
         for (int32_t r = 0; r < N_ROWS && i > 0; r++)
             check_batch(tables[i], &c, &r, 1);
-        for (int32_t n = 2; n <= MAX_ROWS; n += i == 0 ? 30 : full && n < 20 ? 1 : 11) {
+        for (int32_t n = 2; n <= MAX_ROWS; n += i == 0 ? 30 : full && n < 20 ? 1 : 17) {
             int32_t start = (int32_t)(random_u32() % N_ROWS);
             for (int32_t k = 0; k < n; k++) /* neighbours in order, then anything */
                 rows[k] = n % 3 ? (start + k) % N_ROWS : (int32_t)(random_u32() % N_ROWS);
