@@ -15,6 +15,8 @@ from typing import Any, TextIO
 import click
 
 from debugkit.errors import DebugkitError, ExitCode
+from debugkit.records import Record, Writer
+from debugkit.render import Renderer, Style
 
 
 def ends_in_a_sentence(command: Callable[..., ExitCode]) -> Callable[..., None]:
@@ -82,6 +84,23 @@ def open_for_writing(path: Path, option: str) -> Iterator[TextIO]:
         raise click.BadParameter(f"{path}: {error.strerror}", param_hint=option) from None
     with stream:
         yield stream
+
+
+class Sink:
+    """Takes the records of a run: keeps them, shows them, and writes them if there is a stream."""
+
+    def __init__(self, style: Style, stream: TextIO | None) -> None:
+        self.records: list[Record] = []
+        self._renderer = Renderer(style)
+        self._writer = Writer(stream) if stream is not None else None
+
+    def __call__(self, record: Record) -> None:
+        """One record."""
+        self.records.append(record)
+        if self._writer is not None:
+            self._writer.write(record)
+        for line in self._renderer.lines(record):
+            click.echo(line)
 
 
 def make_directory(path: Path, option: str) -> None:

@@ -12,6 +12,7 @@ import click
 
 from debugkit import outcome, probes
 from debugkit.commands.common import (
+    Sink,
     complain,
     ends_in_a_sentence,
     gdb_option,
@@ -23,8 +24,7 @@ from debugkit.commands.common import (
 )
 from debugkit.commands.targeting import Where, show_output, target_options
 from debugkit.errors import ExitCode
-from debugkit.records import Record, Writer
-from debugkit.render import Renderer, Style
+from debugkit.render import Style
 from debugkit.trace import Options, Tracer
 
 
@@ -147,23 +147,14 @@ def command(
     )
     gdb = where.gdb(gdb_name)
     style = Style.of(sys.stdout, os.environ)
-    renderer = Renderer(style)
-    records: list[Record] = []
     with ExitStack() as cleanup, termination_as_exit():
         described = where.described()
-        writer = None
+        stream = None
         if json_path is not None:
-            writer = Writer(cleanup.enter_context(open_for_writing(json_path, "--json")))
+            stream = cleanup.enter_context(open_for_writing(json_path, "--json"))
+        emit = Sink(style, stream)
         if keep_output is not None:
             make_directory(keep_output, "--keep-output")
-
-        def emit(record: Record) -> None:
-            records.append(record)
-            if writer is not None:
-                writer.write(record)
-            for line in renderer.lines(record):
-                click.echo(line)
-
         target = cleanup.enter_context(where.open(gdb, mi_log))
         try:
             with target:
@@ -171,9 +162,9 @@ def command(
         finally:
             show_output(target, style, keep_output)
     click.echo()
-    for line in outcome.summary(records):
+    for line in outcome.summary(emit.records):
         click.echo(style.paint(line, "1"))
-    result = outcome.verdict(records, options.timeout)
+    result = outcome.verdict(emit.records, options.timeout)
     if result.sentence:
         complain(result.sentence)
     return result.exit_code

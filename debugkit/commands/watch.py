@@ -12,6 +12,7 @@ import click
 
 from debugkit import outcome
 from debugkit.commands.common import (
+    Sink,
     complain,
     ends_in_a_sentence,
     gdb_option,
@@ -22,8 +23,8 @@ from debugkit.commands.common import (
 )
 from debugkit.commands.targeting import Where, show_output, target_options
 from debugkit.errors import ExitCode
-from debugkit.records import Exit, Record, Watch, Writer
-from debugkit.render import Renderer, Style
+from debugkit.records import Exit, Record, Watch
+from debugkit.render import Style
 from debugkit.trace import Options, Tracer
 from debugkit.watch import StateDiff, Watcher, parse_expressions
 
@@ -71,22 +72,13 @@ def command(
     where = Where.of(command, given)
     gdb = where.gdb(gdb_name)
     style = Style.of(sys.stdout, os.environ)
-    renderer = Renderer(style)
-    records: list[Record] = []
     hardware = where.qemu is None and not no_hardware
     with ExitStack() as cleanup, termination_as_exit():
         described = where.described()
-        writer = None
+        stream = None
         if json_path is not None:
-            writer = Writer(cleanup.enter_context(open_for_writing(json_path, "--json")))
-
-        def emit(record: Record) -> None:
-            records.append(record)
-            if writer is not None:
-                writer.write(record)
-            for line in renderer.lines(record):
-                click.echo(line)
-
+            stream = cleanup.enter_context(open_for_writing(json_path, "--json"))
+        emit = Sink(style, stream)
         if not hardware:
             reason = "qemu has no watchpoints, so" if where.qemu else "Without watchpoints:"
             click.echo(
@@ -106,7 +98,7 @@ def command(
                 tracer.run()
         finally:
             show_output(target, style, None)
-    return _finish(records, expressions, timeout, style)
+    return _finish(emit.records, expressions, timeout, style)
 
 
 def _finish(
