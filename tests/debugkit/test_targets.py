@@ -58,21 +58,21 @@ def test_attaching_to_a_run_leaves_its_answer(
     process = subprocess.Popen(command, stdout=writing, env=debugkit.environment())
     os.close(writing)
     arguments = ("trace", "--attach", str(process.pid), "--timeout", "8", "--json", str(path))
-    tracing = subprocess.Popen(
-        debugkit.arguments(*arguments, *more),
-        env=debugkit.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    shown, said = tmp_path / "shown", tmp_path / "said"
+    with shown.open("w") as output, said.open("w") as errors:
+        tracing = subprocess.Popen(
+            debugkit.arguments(*arguments, *more),
+            env=debugkit.environment(),
+            stdout=output,
+            stderr=errors,
+        )
     wait_for(lambda: tracer_of(process.pid), "gdb to attach")
     with os.fdopen(reading) as stream:
         answer = stream.read()
-    output, errors = tracing.communicate(timeout=WAIT)
-    assert tracing.returncode == 0, errors
+    assert tracing.wait(WAIT) == 0, said.read_text()
     assert process.wait(WAIT) == 0
     assert answer == untraced
-    assert "DEC-HIT" in output
+    assert "DEC-HIT" in shown.read_text()
     meta, *_, end = read(path)
     assert isinstance(meta, Meta)
     assert isinstance(end, Exit)
