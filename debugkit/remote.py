@@ -70,6 +70,7 @@ class RemoteTarget(Target):
             handle_signals(self.client)
             root = sysroot or ("/" if address.startswith(LOOPBACK) else "target:")
             self.client.command(f"-gdb-set sysroot {root}")
+            self.client.command("-gdb-set tcp auto-retry off")
             self.client.command("-gdb-set tcp connect-timeout 10")
             self.client.command("-gdb-set remotetimeout 20")
             if libraries:

@@ -57,7 +57,7 @@ def test_attaching_to_a_run_leaves_its_answer(
     fcntl.fcntl(writing, F_SETPIPE_SZ, 4096)
     process = subprocess.Popen(command, stdout=writing, env=debugkit.environment())
     os.close(writing)
-    arguments = ("trace", "--attach", str(process.pid), "--timeout", "8", "--json", str(path))
+    arguments = ("trace", "--attach", str(process.pid), "--timeout", "5", "--json", str(path))
     shown, said = tmp_path / "shown", tmp_path / "said"
     with shown.open("w") as output, said.open("w") as errors:
         tracing = subprocess.Popen(
