@@ -9,7 +9,7 @@
 #include "kestrel.h"
 #include "tiny_model.h"
 
-enum { N_IDS = 700 };
+enum { N_IDS = 540 }; /* past the border of a span of 512 keys */
 
 static int32_t ids[N_IDS];
 
@@ -55,14 +55,14 @@ static void test_one_prefix_one_answer(void)
         memcpy(expected, kestrel_logits(s), sizeof expected);
         kestrel_session_close(s);
         kestrel_model_close(model);
-        for (int threads = 1; threads <= 3; threads++) {
+        for (int threads = 1; threads <= 3; threads += 2) {
             model = tiny_open(threads, types[t]);
-            for (int chunk = 1; chunk <= 512; chunk = chunk * 8 - 1) {
+            for (int chunk = 7; chunk <= 512; chunk = chunk * 73 + 1) {
                 s = tiny_session(model, chunk);
                 REQUIRE(kestrel_prefill(s, ids, N_IDS, NULL) == KESTREL_OK);
                 CHECK(same_logits(kestrel_logits(s), expected));
-                REQUIRE(kestrel_truncate(s, 600, NULL) == KESTREL_OK);
-                REQUIRE(kestrel_prefill(s, ids + 600, N_IDS - 600, NULL) == KESTREL_OK);
+                REQUIRE(kestrel_truncate(s, 500, NULL) == KESTREL_OK);
+                REQUIRE(kestrel_prefill(s, ids + 500, N_IDS - 500, NULL) == KESTREL_OK);
                 CHECK(same_logits(kestrel_logits(s), expected));
                 kestrel_session_close(s);
             }
@@ -95,7 +95,7 @@ static void test_verify_rows_are_decodes(void)
 static void test_batch_equals_alone(void)
 {
     enum { N = 5 };
-    static const int32_t lengths[N] = {1, 17, 511, 512, 600};
+    static const int32_t lengths[N] = {1, 17, 511, 512, 530};
     kestrel_model *model = tiny_open(2, KESTREL_WEIGHT_Q8);
     kestrel_session *batch[N];
     kestrel_session *alone = tiny_session(model, 128);
@@ -363,7 +363,7 @@ static void test_cancelled_prefill_keeps_whole_chunks(void)
     kestrel_error error = {0};
     REQUIRE(kestrel_session_open(model, &options, &c.session, NULL) == KESTREL_OK);
     CHECK_EQ_INT(kestrel_prefill(c.session, ids, N_IDS, &error), KESTREL_CANCELLED);
-    CHECK_STR_CONTAINS(error.message, "after 8 of 700 tokens");
+    CHECK_STR_CONTAINS(error.message, "after 8 of 540 tokens");
     CHECK_EQ_INT(kestrel_seq_len(c.session), 8); /* the chunk that was under way is taken back */
     CHECK_EQ_INT(kestrel_cache_len(c.session, 0), 8);
     CHECK(kestrel_logits(c.session) == NULL);
