@@ -66,6 +66,20 @@ def parse_layers(
     help="Write the trace as JSON Lines (schema kestrel-trace/1), too.",
 )
 @click.option(
+    "--html",
+    "html_path",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Draw the trace on a page that any browser shows, too.",
+)
+@click.option(
+    "--chrome",
+    "chrome_path",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Write the trace for ui.perfetto.dev, too.",
+)
+@click.option(
     "--only",
     "events",
     callback=parse_events,
@@ -118,6 +132,8 @@ def parse_layers(
 @ends_in_a_sentence
 def command(
     json_path: Path | None,
+    html_path: Path | None,
+    chrome_path: Path | None,
     events: frozenset[str],
     layers: frozenset[int] | str | None,
     keep_output: Path | None,
@@ -161,6 +177,10 @@ def command(
                 Tracer(target, gdb, described, emit, options).run()
         finally:
             show_output(target, style, keep_output)
+    if html_path is not None or chrome_path is not None:
+        from debugkit.export.command import words_for, write_files  # the tokenizer is slow to load
+
+        write_files(emit.records, html_path, chrome_path, words_for(emit.records, None, False))
     click.echo()
     for line in outcome.summary(emit.records):
         click.echo(style.paint(line, "1"))

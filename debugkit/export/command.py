@@ -59,25 +59,31 @@ def command(
         raise click.UsageError("Say what to write: --html FILE, --chrome FILE or both.")
     if tokenizer is not None and no_text:
         raise click.UsageError("--tokenizer and --no-text exclude each other.")
-    # Everything is made before anything is written: an error leaves no half of the files.
-    texts: list[tuple[Path, str, str]] = []
     try:
         records = read(trace)
-        if html_path is not None:
-            words = words_for(records, tokenizer, no_text)
-            texts.append((html_path, "--html", html.page(records, words)))
-        if chrome_path is not None:
-            texts.append((chrome_path, "--chrome", json.dumps(chrome.document(records)) + "\n"))
+        words = words_for(records, tokenizer, no_text) if html_path is not None else Words()
+        write_files(records, html_path, chrome_path, words)
     except (RecordError, UnicodeDecodeError) as error:
         where = "" if str(error).startswith(str(trace)) else f"{trace}: "
         raise DebugkitError(f"{where}{error}.") from None
+    return ExitCode.OK
+
+
+def write_files(
+    records: list[Record], html_path: Path | None, chrome_path: Path | None, words: Words
+) -> None:
+    """Write what is asked for; everything is made first, so an error leaves no half of it."""
+    texts: list[tuple[Path, str, str]] = []
+    if html_path is not None:
+        texts.append((html_path, "--html", html.page(records, words)))
+    if chrome_path is not None:
+        texts.append((chrome_path, "--chrome", json.dumps(chrome.document(records)) + "\n"))
     for path, option, text in texts:
         if str(path) == "-":
             sys.stdout.write(text)
             continue
         with open_for_writing(path, option) as stream:
             stream.write(text)
-    return ExitCode.OK
 
 
 def words_for(records: list[Record], tokenizer: Path | None, no_text: bool) -> Words:
