@@ -144,9 +144,10 @@ def test_cancelled_anywhere(model, two):
     """The consumer leaves after n tokens; the timeline is the plain one's as far as it goes."""
     on, off = two
     ids = repetitive(model)
-    answer = off.generate(ids, max_tokens=60, spec="off").token_ids
+    most = 200  # far more than the tokens that may wait for a consumer, so it cannot end first
+    answer = off.generate(ids, max_tokens=most, spec="off").token_ids
     for n in (1, 2, 5, 9, 20):
-        stream = on.stream(ids, max_tokens=60, spec="on")
+        stream = on.stream(ids, max_tokens=most, spec="on")
         for token in stream:
             if token.index + 1 == n:
                 break
