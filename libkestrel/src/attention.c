@@ -12,7 +12,7 @@
  */
 #include "internal.h"
 
-enum { TILE_ROWS = 32, PARTIAL_HEADER = 32 };
+enum { TILE_ROWS = 32 };
 
 typedef struct ks_attention_job {
     ks_pass *pass;

@@ -137,9 +137,8 @@ static kestrel_status plan(ks_quantizer *q, kestrel_weight_type asked)
 
 static const char *dtype_name(const ks_item *item)
 {
-    static const char *const names[] = {"F32", "BF16", "F16", "U8"};
     bool packed = item->source == NULL || item->type != KESTREL_WEIGHT_AUTO;
-    return names[packed ? KS_DTYPE_U8 : item->source->dtype];
+    return ks_dtype_name(packed ? KS_DTYPE_U8 : item->source->dtype);
 }
 
 static void write_header(const ks_quantizer *q, FILE *out)

@@ -23,8 +23,6 @@ typedef struct ks_binder {
     kestrel_status status; /* the first failure; later calls do nothing */
 } ks_binder;
 
-static const char *const dtype_names[] = {"F32", "BF16", "F16", "U8"};
-
 static kestrel_weight_type stored_type(ks_dtype dtype)
 {
     switch (dtype) {
@@ -82,7 +80,7 @@ static bool check_shape(ks_binder *b, const ks_tensor *t, int32_t n_dims, const 
 bool ks_tensor_widen(const ks_tensor *t, int64_t first, int64_t n, float *out)
 {
     ks_matrix row = {.type = stored_type(t->dtype), .n_rows = 1, .n_cols = (int32_t)n};
-    row.data = t->data + first * (t->dtype == KS_DTYPE_F32 ? 4 : 2);
+    row.data = t->data + first * (int64_t)ks_dtype_size(t->dtype);
     ks_matrix_row(&row, 0, out);
     for (int64_t i = 0; i < n; i++) {
         if ((ks_f32_bits(out[i]) & 0x7f800000u) ==
@@ -200,7 +198,7 @@ static const ks_tensor *find_packed(ks_binder *b, const char *name, ks_matrix *m
             b->status = ks_fail(b->error, KESTREL_FORMAT,
                                 "%s: tensor \"%s\" is %s with %d columns; a "
                                 "packed matrix is U8 with a multiple of 32",
-                                t->file, packed_name, dtype_names[t->dtype], m->n_cols);
+                                t->file, packed_name, ks_dtype_name(t->dtype), m->n_cols);
             return NULL;
         }
         int64_t blocks = (m->n_rows + KS_ROW_BLOCK - 1) / KS_ROW_BLOCK;
