@@ -138,6 +138,25 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
+    def interrupt_at_prompt(self) -> None:
+        """Ctrl-C once the program sleeps in its read of the terminal.
+
+        A signal between the prompt's last character and that read is kept by Python's readline
+        until the next line: nothing to type at in the meantime.
+        """
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        before = None
+        deadline = time.monotonic() + WAIT
+        while True:
+            fields = stat.read_text().rpartition(")")[2].split()
+            now = (fields[0], fields[11], fields[12])  # state, user and system time
+            if now == before and now[0] == "S":
+                break
+            assert time.monotonic() < deadline, "the program does not come to rest"
+            before = now
+            time.sleep(0.1)
+        self.type("\x03")
+
     def expect(self, text: str) -> str:
         """Everything up to and with `text`."""
         deadline = time.monotonic() + WAIT
@@ -201,10 +220,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat):
     terminal.type("/help\r")
     terminal.expect("/reset")
     terminal.expect(">>> ")
-    terminal.type("\x03")
+    terminal.interrupt_at_prompt()
     terminal.expect("Ctrl-C again")
     terminal.expect(">>> ")
-    terminal.type("\x03")
+    terminal.interrupt_at_prompt()
     assert terminal.process.wait(timeout=WAIT) == 0
 
 
