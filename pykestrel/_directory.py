@@ -84,14 +84,13 @@ def sync(directory: Path) -> None:
 def _move_into_place(fresh: Path, path: Path) -> None:
     """Rename; an older directory steps aside and comes back if that fails."""
     aside = fresh.with_name(f"{fresh.name}-old")
-    existed = os.path.lexists(path)
-    if existed:
-        path.rename(aside)
     try:
+        if os.path.lexists(path):
+            path.rename(aside)
         fresh.rename(path)
         sync(path.parent)
     finally:
-        if existed and not os.path.lexists(path):
-            aside.rename(path)
-        elif existed:
+        if os.path.lexists(path):
             shutil.rmtree(aside, ignore_errors=True)
+        elif os.path.lexists(aside):
+            aside.rename(path)

@@ -17,7 +17,7 @@ def command(source: Path, destination: Path, force: bool) -> None:
 
     DIR appears when everything is written, or not at all.
     """
-    from pykestrel.gguf import GgufError, import_gguf
+    from pykestrel.gguf import import_gguf
 
     if not source.exists():
         raise click.ClickException(f"{source}: no such file")
@@ -27,10 +27,7 @@ def command(source: Path, destination: Path, force: bool) -> None:
             bar.length = total
             bar.update(done - bar.pos)
 
-        try:
-            report = import_gguf(source, destination, progress=progress, overwrite=force)
-        except GgufError as error:
-            raise click.ClickException(str(error)) from error
+        report = import_gguf(source, destination, progress=progress, overwrite=force)
     types = ", ".join(f"{count} {name}" for name, count in report.source_types.items())
     click.echo(
         f"[kestrel] {report.architecture}: {report.n_parameters:,} parameters, {report.n_tensors} "

@@ -1,26 +1,24 @@
 """`import_gguf`: a GGUF file becomes a checkpoint directory, whole or not at all.
 
-Everything is written into a fresh directory beside the destination, flushed to the disk and
-renamed into place; whatever goes wrong before the rename, the fresh directory is removed and the
-destination is as it was. Tensors pass through one at a time in pieces of about a million values, so
-the memory needed does not grow with the model.
+Tensors pass through one at a time in pieces of about a million values, so the memory needed does
+not grow with the model.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pykestrel._directory import free_destination, fresh_directory, require_space
+from pykestrel._errors import FileError
 
 from .architecture import (
     Hyperparameters,
@@ -30,7 +28,6 @@ from .architecture import (
     transformers_config,
 )
 from .dequant import blocks_to_bf16
-from .errors import GgufError
 from .ggml_types import LAYOUTS
 from .reader import GgufFile
 from .rope import read_rope
@@ -38,7 +35,6 @@ from .safetensors_writer import OutputTensor, safetensors_header, write_safetens
 from .tokenizer import TokenizerFiles, build_tokenizer
 
 _CHUNK_VALUES = 1 << 20
-_DISK_RESERVE = 16 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -85,6 +81,10 @@ class _Checkpoint:
     def weight_bytes(self) -> int:
         return len(safetensors_header(self.outputs)) + sum(t.n_bytes for t in self.outputs)
 
+    @property
+    def n_bytes(self) -> int:
+        return self.weight_bytes + sum(len(text.encode("utf-8")) for text in self.texts.values())
+
 
 def import_gguf(
     src: Path, dst: Path, *, progress: Progress | None = None, overwrite: bool = False
@@ -99,26 +99,23 @@ def import_gguf(
         overwrite: replace `dst` if it is a checkpoint directory or empty.
 
     Raises:
-        GgufError: the file is damaged or not supported, the destination exists or cannot be
-            written, or the disk is too full. Nothing has changed then, nor after any exception
-            that `progress` raises.
+        GgufError: the file is damaged or not supported.
+        FileError: the destination exists or cannot be written, or the disk is too full.
+            Nothing has changed then, nor after any other exception.
     """
     started = time.monotonic()
     src = Path(src)
     with GgufFile(src) as file:
-        dst = _check_destination(src, Path(dst), overwrite)
+        dst = free_destination(Path(dst), sources=[src], overwrite=overwrite)
         checkpoint = _read_checkpoint(file)
-        _check_disk(dst, checkpoint)
+        require_space(dst, checkpoint.n_bytes)
         try:
-            with _fresh_directory(dst) as directory:
+            with fresh_directory(dst, "import") as directory:
                 _write_weights(file, checkpoint, directory / "model.safetensors", progress)
                 for name, text in checkpoint.texts.items():
                     _write_text(directory / name, text)
-                _sync_directory(directory)
-                _move_into_place(directory, dst)
         except OSError as error:
-            reason = f"cannot be written: {error.strerror or error}"
-            raise GgufError(dst, reason) from error
+            raise FileError(f"{dst}: cannot be written: {error.strerror or error}") from error
     return _report(file, checkpoint, dst, time.monotonic() - started)
 
 
@@ -166,79 +163,11 @@ def tensor_pieces(file: GgufFile, planned: PlannedTensor) -> Iterator[NDArray[np
         yield values
 
 
-def _check_destination(src: Path, dst: Path, overwrite: bool) -> Path:
-    """The absolute destination, once it is free or may be replaced."""
-    try:
-        dst = dst.resolve()
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
-        raise GgufError(dst, f"cannot be made: {error}") from error
-    if not dst.parent.is_dir():
-        raise GgufError(dst, "cannot be made: its parent directory does not exist")
-    if not os.path.lexists(dst):
-        return dst
-    if not overwrite:
-        raise GgufError(dst, "exists already")
-    if not dst.is_dir():
-        raise GgufError(dst, "is not a directory, so it is not overwritten")
-    # Overwriting removes what is there: never do that to a directory that is something else.
-    if any(dst.iterdir()) and not (dst / "config.json").is_file():
-        raise GgufError(dst, "holds files but no config.json, so it is not overwritten")
-    if src.resolve().is_relative_to(dst):
-        raise GgufError(dst, f"holds the source file {src.name}, so it is not overwritten")
-    return dst
-
-
-def _check_disk(dst: Path, checkpoint: _Checkpoint) -> None:
-    texts = sum(len(text.encode("utf-8")) for text in checkpoint.texts.values())
-    needed = checkpoint.weight_bytes + texts + _DISK_RESERVE
-    free = shutil.disk_usage(dst.parent).free
-    if needed > free:
-        reason = f"needs {needed / 1e6:.0f} MB of disk space, {free / 1e6:.0f} MB are free"
-        raise GgufError(dst, reason)
-
-
-@contextmanager
-def _fresh_directory(dst: Path) -> Iterator[Path]:
-    """A new directory beside `dst`; gone afterwards, unless it was renamed."""
-    directory = dst.parent / f".{dst.name}.import-{os.getpid()}-{secrets.token_hex(4)}"
-    directory.mkdir()
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 def _write_text(path: Path, text: str) -> None:
     with path.open("x", encoding="utf-8", newline="") as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _move_into_place(directory: Path, dst: Path) -> None:
-    """Rename `directory` to `dst`; an older `dst` steps aside and comes back if that fails."""
-    if not os.path.lexists(dst):
-        directory.rename(dst)
-        _sync_directory(dst.parent)
-        return
-    aside = directory.with_name(f"{directory.name}-old")
-    try:
-        dst.rename(aside)
-        directory.rename(dst)
-        _sync_directory(dst.parent)
-    finally:
-        if os.path.lexists(dst):
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            aside.rename(dst)
 
 
 def _report(file: GgufFile, checkpoint: _Checkpoint, dst: Path, seconds: float) -> ImportReport:

@@ -1,18 +1,20 @@
-"""The one error of the GGUF importer: which file, what is wrong with it, and at which byte."""
+"""What is wrong with a GGUF file, and at which byte."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from pykestrel._errors import KestrelError
 
-class GgufError(Exception):
-    """A GGUF file, or the directory it should become, cannot be used.
+
+class GgufError(KestrelError):
+    """A GGUF file cannot be used.
 
     Attributes:
-        path: the file or directory the reason is about.
+        path: the file the reason is about.
         reason: one sentence without the path.
         offset: byte offset in the file where the trouble starts, or None when no single byte is
-            to blame (a missing tensor, a full disk).
+            to blame (a missing tensor).
     """
 
     def __init__(self, path: Path, reason: str, offset: int | None = None) -> None:

@@ -16,6 +16,7 @@ import pytest
 import safetensors
 from numpy.typing import NDArray
 
+from pykestrel import FileError, KestrelError
 from pykestrel.gguf import GgufError, ImportReport, convert, import_gguf
 from pykestrel.gguf.dequant import dequantize, to_bf16_bits
 from pykestrel.gguf.ggml_types import GgmlType
@@ -42,14 +43,15 @@ def read_tensors(directory: Path) -> dict[str, NDArray[np.uint16]]:
     return tensors
 
 
-def refused(tmp_path: Path, writer: gw.GgufWriter, reason: str) -> GgufError:
+def refused(
+    tmp_path: Path, writer: gw.GgufWriter, reason: str, error: type[KestrelError] = GgufError
+) -> None:
     """The import fails for this reason and leaves only the source file."""
     src = tmp_path / "m.gguf"
     src.write_bytes(writer.build())
-    with pytest.raises(GgufError, match=reason) as caught:
+    with pytest.raises(error, match=reason):
         import_gguf(src, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
-    return caught.value
 
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -385,21 +387,21 @@ def test_a_full_disk_is_noticed_before_and_during(
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10**6, 10**6))
-        refused(tmp_path, writer, "needs 17 MB of disk space, 1 MB are free")
+        refused(tmp_path, writer, "needs 17 MB of disk space, 1 MB are free", FileError)
 
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        refused(tmp_path, writer, "cannot be written: No space left on device")
+        refused(tmp_path, writer, "cannot be written: No space left on device", FileError)
 
 
 def test_an_existing_destination(tmp_path: Path) -> None:
     src, dst = tmp_path / "m.gguf", tmp_path / "out"
     src.write_bytes(gw.model("qwen3")[0].build())
     dst.mkdir()
-    with pytest.raises(GgufError, match="out: exists already"):
+    with pytest.raises(FileError, match="out: exists already"):
         import_gguf(src, dst)
     import_gguf(src, dst, overwrite=True)
     first = (dst / "model.safetensors").read_bytes()
@@ -416,16 +418,16 @@ def test_overwriting_spares_what_is_no_checkpoint(tmp_path: Path) -> None:
     src.write_bytes(gw.model("qwen3")[0].build())
     dst.mkdir()
     (dst / "thesis.txt").write_text("three years")
-    with pytest.raises(GgufError, match=r"no config\.json"):
+    with pytest.raises(FileError, match=r"no config\.json"):
         import_gguf(src, dst, overwrite=True)
-    with pytest.raises(GgufError, match="not a directory"):
+    with pytest.raises(FileError, match="not a directory"):
         import_gguf(src, dst / "thesis.txt", overwrite=True)
     (dst / "config.json").write_text("{}")
     inside = dst / "m.gguf"
     shutil.copy(src, inside)
-    with pytest.raises(GgufError, match="holds the source file"):
+    with pytest.raises(FileError, match="holds what is being read"):
         import_gguf(inside, dst, overwrite=True)
-    with pytest.raises(GgufError, match="parent directory does not exist"):
+    with pytest.raises(FileError, match="parent directory does not exist"):
         import_gguf(src, tmp_path / "absent" / "out")
     assert (dst / "thesis.txt").read_text() == "three years"
 
@@ -446,7 +448,7 @@ def test_a_failed_overwrite_keeps_the_old_checkpoint(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(GgufError, match="Input/output error"):
+    with pytest.raises(FileError, match="Input/output error"):
         import_gguf(src, dst, overwrite=True)
     assert {path.name: path.read_bytes() for path in dst.iterdir()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "out"]
