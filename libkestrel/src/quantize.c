@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "internal.h"
+#include "io.h"
 #include "topology.h"
 
 enum { ALIGN = 64, BUFFER_BYTES = 8 << 20, MAX_NAME = 256 };
@@ -185,19 +186,10 @@ static kestrel_status make_header(ks_quantizer *q)
 
 static kestrel_status write_bytes(ks_quantizer *q, const void *data, size_t n_bytes)
 {
-    const uint8_t *bytes = data;
-    while (n_bytes > 0) {
-        ssize_t n = write(q->fd, bytes, n_bytes);
-        if (n <= 0 && errno != EINTR) {
-            return ks_fail(q->error, KESTREL_IO, "%s: could not be written: %s", q->path,
-                           strerror(n == 0 ? ENOSPC : errno));
-        }
-        if (n > 0) {
-            bytes += n;
-            n_bytes -= (size_t)n;
-        }
-    }
-    return KESTREL_OK;
+    int code = ks_write_all(q->fd, data, n_bytes);
+    return code == 0 ? KESTREL_OK
+                     : ks_fail(q->error, KESTREL_IO, "%s: could not be written: %s", q->path,
+                               strerror(code));
 }
 
 static kestrel_status advance(ks_quantizer *q, size_t n_bytes)

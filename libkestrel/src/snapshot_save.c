@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "io.h"
 #include "snapshot.h"
 
 enum { MAX_PATH = 4096 };
@@ -24,17 +25,8 @@ typedef struct ks_writer {
 
 static void write_bytes(ks_writer *w, const void *data, size_t n_bytes)
 {
-    const uint8_t *bytes = data;
-    while (n_bytes > 0 && w->first_errno == 0) {
-        ssize_t n = write(w->fd, bytes, n_bytes);
-        if (n < 0 && errno != EINTR) {
-            w->first_errno = errno;
-        } else if (n == 0) {
-            w->first_errno = ENOSPC;
-        } else if (n > 0) {
-            bytes += n;
-            n_bytes -= (size_t)n;
-        }
+    if (w->first_errno == 0) {
+        w->first_errno = ks_write_all(w->fd, data, n_bytes);
     }
 }
 
