@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pykestrel.tokenizer import Tokenizer
 
 Pieces = Callable[[int], str]
+
+OUR_PROGRAMS = frozenset({"kestrel", "pykestrel"})
 
 
 def no_pieces(token_id: int) -> str:
@@ -16,23 +23,9 @@ def no_pieces(token_id: int) -> str:
 
 def pieces_of(command: Sequence[str]) -> Pieces:
     """A function from an id to its text as a JSON string; one that returns "" if there is no
-    tokenizer. The checkpoint is the first argument that is one; without one, pykestrel's own
-    commands use the embedded model."""
-    directory = next(
-        (Path(word) for word in command[1:] if (Path(word) / "tokenizer.json").is_file()), None
-    )
-    try:
-        if directory is None:
-            names = {Path(word).name for word in command[:3]}
-            if not names & {"kestrel", "pykestrel"}:
-                return no_pieces
-            from pykestrel import embedded
-
-            directory = embedded.path()
-        from pykestrel.tokenizer import Tokenizer
-
-        tokenizer = Tokenizer.load(directory)
-    except Exception:  # a tokenizer that cannot be read is no reason not to debug
+    tokenizer."""
+    tokenizer = find_tokenizer(command)
+    if tokenizer is None:
         return no_pieces
 
     def piece(token_id: int) -> str:
@@ -42,3 +35,33 @@ def pieces_of(command: Sequence[str]) -> Pieces:
             return ""
 
     return piece
+
+
+def find_tokenizer(command: Sequence[str]) -> Tokenizer | None:
+    """The tokenizer of the checkpoint that a traced command names; pykestrel's own commands use the
+    embedded model if they name none. A guess, and None if it leads to nothing readable."""
+    try:
+        directory = _find_checkpoint(command)
+        if directory is None:
+            return None
+        from pykestrel.tokenizer import Tokenizer
+
+        return Tokenizer.load(directory)
+    except Exception:  # neither a broken file nor a broken installation is a reason not to debug
+        return None
+
+
+def _find_checkpoint(command: Sequence[str]) -> Path | None:
+    for word in command[1:]:
+        path = word.partition("=")[2] if word.startswith("--") else word
+        with suppress(OSError):  # a prompt can be too long for a path
+            if path and (Path(path) / "tokenizer.json").is_file():
+                return Path(path)
+    ours = next((i for i, word in enumerate(command[:3]) if Path(word).name in OUR_PROGRAMS), None)
+    if ours is None:
+        return None
+    if any(word in ("-m", "--model") or word.startswith("--model=") for word in command[ours:]):
+        return None
+    from pykestrel import embedded
+
+    return embedded.path()

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from debugkit.errors import PreflightError
+from debugkit.pieces import find_tokenizer
 
 if TYPE_CHECKING:
     from pykestrel.tokenizer import Tokenizer
-
-OUR_PROGRAMS = frozenset({"kestrel", "pykestrel"})
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,6 @@ def open_words(path: Path) -> Words:
 
 
 def find_words(command: Sequence[str]) -> Words:
-    """The tokenizer of the checkpoint that a traced command names; pykestrel's own commands use the
-    embedded model if they name none. A guess, which is why the page names the file: no words if it
-    finds nothing or nothing readable."""
-    for word in command[1:]:
-        directory = Path(word.partition("=")[2] if word.startswith("--") else word)
-        try:
-            if (directory / "tokenizer.json").is_file():
-                return open_words(directory)
-        except (OSError, PreflightError):  # a prompt can be too long for a path
-            continue
-    ours = next((i for i, word in enumerate(command[:3]) if Path(word).name in OUR_PROGRAMS), None)
-    if ours is None:
-        return Words()
-    if any(word in ("-m", "--model") or word.startswith("--model=") for word in command[ours:]):
-        return Words()
-    try:
-        from pykestrel import embedded
-
-        return open_words(embedded.path())
-    except Exception:  # a broken installation is no reason not to show a trace
-        return Words()
+    """The words of the model that a traced command probably ran: the page names the file."""
+    tokenizer = find_tokenizer(command)
+    return Words() if tokenizer is None else Words(tokenizer, str(tokenizer.path))

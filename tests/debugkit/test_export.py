@@ -356,7 +356,9 @@ def test_the_command_names_what_is_wrong_and_writes_nothing(debugkit, tmp_path) 
     assert not (tmp_path / "page.html").exists()
 
 
-def test_token_text_comes_from_the_checkpoint_that_the_command_names() -> None:
+def test_token_text_comes_from_the_checkpoint_that_the_command_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from pykestrel import embedded
 
     found = [
@@ -368,7 +370,8 @@ def test_token_text_comes_from_the_checkpoint_that_the_command_names() -> None:
     ]
     assert {words.source for words in found} == {str(embedded.path() / "tokenizer.json")}
     assert find_words(("kestrel", "run", "--model", "elsewhere", "hello")).labels([1]) == {}
-    assert find_words(("my-program", "hello")).answer([1]) == []
+    monkeypatch.chdir(embedded.path())  # an option without a value names nothing
+    assert find_words(("my-program", "--fast", "hello")).answer([1]) == []
     tokenizer = found[0].tokenizer
     assert tokenizer is not None
     ids = tokenizer.encode("Hello, 你好 🦅!")
