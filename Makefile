@@ -15,6 +15,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+CTEST_ARGS ?=
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 10
 PROMPT ?= Say hello in one word.
@@ -88,7 +89,7 @@ demo: $(RUNTIME) library ## Ask the embedded model, then watch the answer under 
 test: $(DEV) build/release/build.ninja ## C tests (ctest) and Python tests (pytest)
 	@cmake --build build/release
 	@status=0; \
-	ctest --preset release --output-log build/ctest.log || status=1; \
+	ctest --preset release --output-log build/ctest.log $(CTEST_ARGS) || status=1; \
 	$(BIN)/pytest $(PYTEST_ARGS) || status=1; \
 	echo "ctest: $$(grep 'tests passed' build/ctest.log)"; \
 	exit $$status
@@ -111,18 +112,18 @@ bench-kernels: build/release/build.ninja ## Speed of the matrix products alone
 
 debug: build/debug/build.ninja ## C tests, unoptimised, with internal checks
 	@cmake --build build/debug
-	@ctest --preset debug
+	@ctest --preset debug $(CTEST_ARGS)
 
 tsan: build/tsan/build.ninja ## C tests with ThreadSanitizer
 	@cmake --build build/tsan
-	@ctest --preset tsan
+	@ctest --preset tsan $(CTEST_ARGS)
 
 # The Python tests that call into C, with the sanitized library in place of the other. Tests that run
 # gdb, qemu or compilers are left out: the preloaded runtime would go into those as well. So is the
 # sweep for equal bits, which asks nothing new of memory and would take most of an hour.
 asan: $(DEV) build/asan/build.ninja ## C and Python tests with AddressSanitizer and UBSan
 	@cmake --build build/asan
-	@ctest --preset asan
+	@ctest --preset asan $(CTEST_ARGS)
 	@ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    LD_PRELOAD="$$($${CC:-cc} -print-file-name=libasan.so)" \
 	    KESTREL_LIBRARY=$(CURDIR)/build/asan/libkestrel/libkestrel.so \
@@ -131,12 +132,12 @@ asan: $(DEV) build/asan/build.ninja ## C and Python tests with AddressSanitizer 
 
 aarch64: build/aarch64/build.ninja ## Cross build for 64-bit ARM, C tests under qemu
 	@cmake --build build/aarch64
-	@ctest --preset aarch64
+	@ctest --preset aarch64 $(CTEST_ARGS)
 
 fuzz: | $(TOOLS) ## Each parser under libFuzzer for FUZZ_SECONDS=10
 	@cmake --preset fuzz -DKESTREL_FUZZ_SECONDS=$(FUZZ_SECONDS)
 	@cmake --build build/fuzz
-	@ctest --preset fuzz
+	@ctest --preset fuzz $(CTEST_ARGS)
 
 wheel: $(CREATED) ## dist/pykestrel-*.whl for this machine
 	$(BIN)/pip wheel -q --no-deps -w dist .
