@@ -194,7 +194,7 @@ typedef struct ks_config {
     int32_t max_context;
     float rms_norm_eps;
     bool qk_norm; /* qwen3: RMSNorm of each query and key head before RoPE */
-    bool qkv_bias; /* as class and file say (qwen2: always); the tensors decide */
+    bool qkv_bias; /* promised, so it must be there (qwen2: always); if not, used where it is */
     bool o_bias; /* likewise (qwen2: never) */
     bool mlp_bias; /* likewise (llama only) */
     bool tied_head; /* as the file says; the tensors decide */

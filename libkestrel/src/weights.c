@@ -288,8 +288,10 @@ static bool bind_matrix(ks_binder *b, const char *name, int32_t n_rows, int32_t 
     return true;
 }
 
+/* A bias that config.json promises has to be there: without it the answers would be other ones. One
+ * that it does not mention is used where there is one. */
 static void bind_linear(ks_binder *b, int32_t layer, const char *module, int32_t n_rows,
-                        int32_t n_cols, ks_linear *linear)
+                        int32_t n_cols, bool bias_promised, ks_linear *linear)
 {
     char name[192];
     snprintf(name, sizeof name, "model.layers.%d.%s.weight", layer, module);
@@ -297,7 +299,7 @@ static void bind_linear(ks_binder *b, int32_t layer, const char *module, int32_t
         b->status = ks_fail(b->error, KESTREL_FORMAT, "the checkpoint has no tensor \"%s\"", name);
     }
     snprintf(name, sizeof name, "model.layers.%d.%s.bias", layer, module);
-    linear->bias = bind_vector(b, name, n_rows, true);
+    linear->bias = bind_vector(b, name, n_rows, !bias_promised);
 }
 
 static const float *bind_norm(ks_binder *b, int32_t layer, const char *module, int32_t n)
@@ -319,13 +321,15 @@ static void bind_layer(ks_binder *b, int32_t l)
         layer->q_norm = bind_norm(b, l, "self_attn.q_norm", c->head_dim);
         layer->k_norm = bind_norm(b, l, "self_attn.k_norm", c->head_dim);
     }
-    bind_linear(b, l, "self_attn.q_proj", q_width, c->hidden_size, &layer->q);
-    bind_linear(b, l, "self_attn.k_proj", kv_width, c->hidden_size, &layer->k);
-    bind_linear(b, l, "self_attn.v_proj", kv_width, c->hidden_size, &layer->v);
-    bind_linear(b, l, "self_attn.o_proj", c->hidden_size, q_width, &layer->o);
-    bind_linear(b, l, "mlp.gate_proj", c->intermediate_size, c->hidden_size, &layer->gate);
-    bind_linear(b, l, "mlp.up_proj", c->intermediate_size, c->hidden_size, &layer->up);
-    bind_linear(b, l, "mlp.down_proj", c->hidden_size, c->intermediate_size, &layer->down);
+    bind_linear(b, l, "self_attn.q_proj", q_width, c->hidden_size, c->qkv_bias, &layer->q);
+    bind_linear(b, l, "self_attn.k_proj", kv_width, c->hidden_size, c->qkv_bias, &layer->k);
+    bind_linear(b, l, "self_attn.v_proj", kv_width, c->hidden_size, c->qkv_bias, &layer->v);
+    bind_linear(b, l, "self_attn.o_proj", c->hidden_size, q_width, c->o_bias, &layer->o);
+    bind_linear(b, l, "mlp.gate_proj", c->intermediate_size, c->hidden_size, c->mlp_bias,
+                &layer->gate);
+    bind_linear(b, l, "mlp.up_proj", c->intermediate_size, c->hidden_size, c->mlp_bias, &layer->up);
+    bind_linear(b, l, "mlp.down_proj", c->hidden_size, c->intermediate_size, c->mlp_bias,
+                &layer->down);
 }
 
 /* The embedding and the output matrix: a stored lm_head wins, otherwise the embedding serves both; a
