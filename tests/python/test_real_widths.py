@@ -7,8 +7,8 @@ logits and every KV row, for the sweep of that file; then the logits once more f
 64-bit ARM (marker qemu), every kernel table on every processor that has it.
 
 The portable kernels take seconds for one way, so they get the ways that together have every pair
-of chunk and threads, or half of those; the other instruction sets get the whole product. The
-default run asks for a short prompt in a few ways.
+of chunk and threads, or a few; the other instruction sets get the whole product. The default run
+asks for a short prompt in a few ways.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ N_SHORT = 9  # 7 and a rest
 
 ALL_WAYS = [(*way, "cold") for way in itertools.product(CHUNKS, THREADS, DOORS)]
 PAIRS = [(chunk, threads, door, "cold") for chunk, threads, door, _ in SOME_WAYS]
-HALF = PAIRS[::2]
-FEW_WAYS = [
+FEW_WAYS = [  # every value at least once
     (1, 1, "decode", "cold"),
     (7, 3, "prefill", "cold"),
-    (512, 1, "prefill", "cold"),
+    (512, 2, "prefill", "cold"),
     (32, 2, "verify", "cold"),
 ]
 
@@ -81,8 +80,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
     shutil.rmtree(parent)  # pytest would keep it, three runs long
 
 
-def test_half_the_pairs_have_every_value() -> None:
-    chunks, threads, doors, _ = zip(*HALF, strict=True)
+def test_few_ways_have_every_value() -> None:
+    chunks, threads, doors, _ = zip(*FEW_WAYS, strict=True)
     assert (set(chunks), set(threads), set(doors)) == (set(CHUNKS), set(THREADS), set(DOORS))
 
 
@@ -117,7 +116,8 @@ def test_doors_take_turns(weight_type: str, folder: Callable[[str], Path]) -> No
 def test_one_answer(weight_type: str, folder: Callable[[str], Path]) -> None:
     path = folder(weight_type)
     portable, *others = available_isas()
-    some = HALF if weight_type == "bf16" else PAIRS  # no fma there: four times slower than q4
+    # Without an fma instruction, bf16 takes several times as long as q4.
+    some = FEW_WAYS if weight_type == "bf16" else PAIRS
     found = sweep(path, weight_type, some, isas=[portable], n_prompt=N_PROMPT)
     product = sweep(path, weight_type, ALL_WAYS, isas=others, n_prompt=N_PROMPT) if others else {}
     assert_one(found, product)
