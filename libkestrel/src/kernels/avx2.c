@@ -233,7 +233,7 @@ void KERNEL(quantize_row)(const float *x, int32_t n, int8_t *q, float *d, int32_
 
 /* ---- quantised matmul ------------------------------------------------------------------------ */
 
-enum { TILE_BLOCKS = 2, TILE_TOKENS = 4, EXPANDED_BYTES = 288 };
+enum { MAX_BLOCKS = 4, MAX_TOKENS = 6, EXPANDED_BYTES = 288 };
 
 KS_INLINE __m256i broadcast4(const void *p)
 {
@@ -253,23 +253,24 @@ KS_INLINE __m256 load_scales(const uint8_t *block)
 }
 
 typedef struct sums {
-    __m256 of[TILE_BLOCKS][TILE_TOKENS];
+    __m256 of[MAX_BLOCKS][MAX_TOKENS];
 } sums;
 
-KS_INLINE void clear_sums(int n_tokens, sums *acc)
+KS_INLINE void clear_sums(int n_blocks, int n_tokens, sums *acc)
 {
     KS_UNROLL
-    for (int r = 0; r < TILE_BLOCKS; r++) {
+    for (int r = 0; r < n_blocks; r++) {
         KS_UNROLL
         for (int t = 0; t < n_tokens; t++)
             acc->of[r][t] = _mm256_setzero_ps();
     }
 }
 
-KS_INLINE void store_sums(int n_tokens, const sums *acc, float *y, size_t ldy, int32_t n_rows)
+KS_INLINE void store_sums(int n_blocks, int n_tokens, const sums *acc, float *y, size_t ldy,
+                          int32_t n_rows)
 {
     KS_UNROLL
-    for (int r = 0; r < TILE_BLOCKS; r++) {
+    for (int r = 0; r < n_blocks; r++) {
         KS_UNROLL
         for (int t = 0; t < n_tokens; t++) {
             float *out = y + (size_t)t * ldy + r * KS_ROW_BLOCK;
@@ -280,6 +281,21 @@ KS_INLINE void store_sums(int n_tokens, const sums *acc, float *y, size_t ldy, i
                 _mm256_maskstore_ps(out, first_lanes(left), acc->of[r][t]);
         }
     }
+}
+
+KS_INLINE void find_blocks(int n_blocks, const uint8_t **w, const uint8_t *weights, size_t stride,
+                           int32_t n_rows)
+{
+    KS_UNROLL
+    for (int r = 0; r < n_blocks; r++)
+        w[r] = ks_tile_block(weights, stride, r, n_rows);
+}
+
+KS_INLINE void next_group(int n_blocks, const uint8_t **w, size_t block_bytes)
+{
+    KS_UNROLL
+    for (int r = 0; r < n_blocks; r++)
+        w[r] += block_bytes;
 }
 
 /* acc = fma(scale of the rows * scale of the token, isum, acc). */
@@ -297,20 +313,21 @@ KS_INLINE void add_pairs(__m256i *pairs, __m256i unsigned_weights, __m256i x, in
     KS_KEEP(*pairs);
 }
 
-KS_INLINE void q4_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_token_rows x,
-                       float *y, size_t ldy, int32_t n_rows)
+KS_INLINE void q4_tile(int n_blocks, int n_tokens, const uint8_t *weights, size_t stride,
+                       ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
 {
     const __m256i low_nibble = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
-    const uint8_t *w[TILE_BLOCKS] = {weights, ks_tile_block(weights, stride, 1, n_rows)};
+    const uint8_t *w[MAX_BLOCKS];
+    find_blocks(n_blocks, w, weights, stride, n_rows);
     sums acc;
-    clear_sums(n_tokens, &acc);
+    clear_sums(n_blocks, n_tokens, &acc);
     for (size_t g = 0; g < x.n_groups; g++) {
-        __m256i pairs[TILE_BLOCKS][TILE_TOKENS];
+        __m256i pairs[MAX_BLOCKS][MAX_TOKENS];
         KS_UNROLL
         for (int j = 0; j < 4; j++) {
-            __m256i low[TILE_BLOCKS], high[TILE_BLOCKS];
+            __m256i low[MAX_BLOCKS], high[MAX_BLOCKS];
             KS_UNROLL
-            for (int r = 0; r < TILE_BLOCKS; r++) {
+            for (int r = 0; r < n_blocks; r++) {
                 __m256i both = load_bytes(w[r] + 16 + 32 * j);
                 low[r] = _mm256_and_si256(both, low_nibble);
                 high[r] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_nibble);
@@ -320,10 +337,10 @@ KS_INLINE void q4_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_t
                 const int8_t *q = x.q + (size_t)t * x.n_cols + 4 * j;
                 __m256i x_low = broadcast4(q), x_high = broadcast4(q + 16);
                 KS_UNROLL
-                for (int r = 0; r < TILE_BLOCKS; r++)
+                for (int r = 0; r < n_blocks; r++)
                     add_pairs(&pairs[r][t], low[r], x_low, j == 0);
                 KS_UNROLL
-                for (int r = 0; r < TILE_BLOCKS; r++)
+                for (int r = 0; r < n_blocks; r++)
                     add_pairs(&pairs[r][t], high[r], x_high, 0);
             }
         }
@@ -331,19 +348,18 @@ KS_INLINE void q4_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_t
         for (int t = 0; t < n_tokens; t++) {
             __m256i offset = broadcast4(x.s + (size_t)t * x.n_groups);
             KS_UNROLL
-            for (int r = 0; r < TILE_BLOCKS; r++) {
+            for (int r = 0; r < n_blocks; r++) {
                 __m256i isum = _mm256_add_epi32(_mm256_madd_epi16(pairs[r][t], one), offset);
                 acc.of[r][t] =
                     add_group(load_scales(w[r]), x.d[(size_t)t * x.n_groups], isum, acc.of[r][t]);
             }
         }
-        w[0] += KS_Q4_BLOCK_BYTES;
-        w[1] += KS_Q4_BLOCK_BYTES;
+        next_group(n_blocks, w, KS_Q4_BLOCK_BYTES);
         x.q += KS_GROUP;
         x.d++;
         x.s++;
     }
-    store_sums(n_tokens, &acc, y, ldy, n_rows);
+    store_sums(n_blocks, n_tokens, &acc, y, ldy, n_rows);
 }
 
 /* Expanded q4, per row block and group: the bytes 0..15 of 8 chunks x 8 rows, then 8
@@ -366,22 +382,23 @@ static void expand_q4(uint8_t *out, const uint8_t *packed, size_t stride, int32_
     }
 }
 
-KS_INLINE void expanded_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_token_rows x,
-                             float *y, size_t ldy, int32_t n_rows)
+KS_INLINE void expanded_tile(int n_blocks, int n_tokens, const uint8_t *weights, size_t stride,
+                             ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
 {
     const __m256i one = _mm256_set1_epi16(1);
-    const uint8_t *w[TILE_BLOCKS] = {weights, ks_tile_block(weights, stride, 1, n_rows)};
+    const uint8_t *w[MAX_BLOCKS];
+    find_blocks(n_blocks, w, weights, stride, n_rows);
     sums acc;
-    clear_sums(n_tokens, &acc);
+    clear_sums(n_blocks, n_tokens, &acc);
     for (size_t g = 0; g < x.n_groups; g++) {
-        __m256i pairs[TILE_BLOCKS][TILE_TOKENS];
+        __m256i pairs[MAX_BLOCKS][MAX_TOKENS];
         KS_UNROLL
         for (int c = 0; c < 8; c++) {
             KS_UNROLL
             for (int t = 0; t < n_tokens; t++) {
                 __m256i chunk = broadcast4(x.q + (size_t)t * x.n_cols + 4 * c);
                 KS_UNROLL
-                for (int r = 0; r < TILE_BLOCKS; r++)
+                for (int r = 0; r < n_blocks; r++)
                     add_pairs(&pairs[r][t], load_bytes(w[r] + 32 * c), chunk, c == 0);
             }
         }
@@ -389,35 +406,35 @@ KS_INLINE void expanded_tile(int n_tokens, const uint8_t *weights, size_t stride
         for (int t = 0; t < n_tokens; t++) {
             __m256i offset = broadcast4(x.s + (size_t)t * x.n_groups);
             KS_UNROLL
-            for (int r = 0; r < TILE_BLOCKS; r++) {
+            for (int r = 0; r < n_blocks; r++) {
                 __m256i isum = _mm256_add_epi32(_mm256_madd_epi16(pairs[r][t], one), offset);
                 __m256 scales = _mm256_load_ps((const float *)(w[r] + 256));
                 acc.of[r][t] = add_group(scales, x.d[(size_t)t * x.n_groups], isum, acc.of[r][t]);
             }
         }
-        w[0] += EXPANDED_BYTES;
-        w[1] += EXPANDED_BYTES;
+        next_group(n_blocks, w, EXPANDED_BYTES);
         x.q += KS_GROUP;
         x.d++;
         x.s++;
     }
-    store_sums(n_tokens, &acc, y, ldy, n_rows);
+    store_sums(n_blocks, n_tokens, &acc, y, ldy, n_rows);
 }
 
-KS_INLINE void q8_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_token_rows x,
-                       float *y, size_t ldy, int32_t n_rows)
+KS_INLINE void q8_tile(int n_blocks, int n_tokens, const uint8_t *weights, size_t stride,
+                       ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
 {
     const __m256i one = _mm256_set1_epi16(1);
-    const uint8_t *w[TILE_BLOCKS] = {weights, ks_tile_block(weights, stride, 1, n_rows)};
+    const uint8_t *w[MAX_BLOCKS];
+    find_blocks(n_blocks, w, weights, stride, n_rows);
     sums acc;
-    clear_sums(n_tokens, &acc);
+    clear_sums(n_blocks, n_tokens, &acc);
     for (size_t g = 0; g < x.n_groups; g++) {
-        __m256i isum[TILE_BLOCKS][TILE_TOKENS];
+        __m256i isum[MAX_BLOCKS][MAX_TOKENS];
         KS_UNROLL
         for (int c = 0; c < 8; c++) {
-            __m256i chunk[TILE_BLOCKS], absolute[TILE_BLOCKS];
+            __m256i chunk[MAX_BLOCKS], absolute[MAX_BLOCKS];
             KS_UNROLL
-            for (int r = 0; r < TILE_BLOCKS; r++) {
+            for (int r = 0; r < n_blocks; r++) {
                 chunk[r] = load_bytes(w[r] + 16 + 32 * c);
                 absolute[r] = _mm256_abs_epi8(chunk[r]);
             }
@@ -425,7 +442,7 @@ KS_INLINE void q8_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_t
             for (int t = 0; t < n_tokens; t++) {
                 __m256i q = broadcast4(x.q + (size_t)t * x.n_cols + 4 * c);
                 KS_UNROLL
-                for (int r = 0; r < TILE_BLOCKS; r++) {
+                for (int r = 0; r < n_blocks; r++) {
                     __m256i pairs =
                         _mm256_maddubs_epi16(absolute[r], _mm256_sign_epi8(q, chunk[r]));
                     __m256i products = _mm256_madd_epi16(pairs, one);
@@ -435,61 +452,67 @@ KS_INLINE void q8_tile(int n_tokens, const uint8_t *weights, size_t stride, ks_t
             }
         }
         KS_UNROLL
-        for (int r = 0; r < TILE_BLOCKS; r++) {
+        for (int r = 0; r < n_blocks; r++) {
             __m256 scales = load_scales(w[r]);
             KS_UNROLL
             for (int t = 0; t < n_tokens; t++)
                 acc.of[r][t] =
                     add_group(scales, x.d[(size_t)t * x.n_groups], isum[r][t], acc.of[r][t]);
         }
-        w[0] += KS_Q8_BLOCK_BYTES;
-        w[1] += KS_Q8_BLOCK_BYTES;
+        next_group(n_blocks, w, KS_Q8_BLOCK_BYTES);
         x.q += KS_GROUP;
         x.d++;
     }
-    store_sums(n_tokens, &acc, y, ldy, n_rows);
+    store_sums(n_blocks, n_tokens, &acc, y, ldy, n_rows);
 }
 
-#define TILE(kind, n_tokens)                                                                       \
-    KS_NOINLINE void kind##_##n_tokens(const uint8_t *weights, size_t stride, ks_token_rows x,     \
-                                       float *y, size_t ldy, int32_t n_rows)                       \
+#define TILE(kind, n_blocks, n_tokens)                                                             \
+    KS_NOINLINE void kind##_##n_blocks##x##n_tokens(const uint8_t *weights, size_t stride,         \
+                                                    ks_token_rows x, float *y, size_t ldy,         \
+                                                    int32_t n_rows)                                \
     {                                                                                              \
-        kind(n_tokens, weights, stride, x, y, ldy, n_rows);                                        \
+        kind(n_blocks, n_tokens, weights, stride, x, y, ldy, n_rows);                              \
     }
-#define TILES(kind) TILE(kind, 1) TILE(kind, 2) TILE(kind, 3) TILE(kind, 4)
-TILES(q4_tile)
-TILES(expanded_tile)
-TILES(q8_tile)
+/* One token reads memory: four streams of weights keep more of it on the way than two. */
+#define TILES(kind, n_blocks, n_blocks_of_1)                                                       \
+    TILE(kind, n_blocks_of_1, 1)                                                                   \
+    TILE(kind, n_blocks, 2)                                                                        \
+    TILE(kind, n_blocks, 3)                                                                        \
+    TILE(kind, n_blocks, 4)                                                                        \
+    TILE(kind, n_blocks, 5)                                                                        \
+    TILE(kind, n_blocks, 6)
+TILES(q4_tile, 2, 4)
+TILES(expanded_tile, 2, 2)
+TILES(q8_tile, 2, 4)
 
-#define TILE_SET(kind)                                                                             \
+#define TILE_SET(kind, n_blocks, n_blocks_of_1)                                                    \
     {                                                                                              \
-        .max_tokens = TILE_TOKENS,                                                                 \
-        .by_tokens =                                                                               \
-            {                                                                                      \
-                [1] = {kind##_1, TILE_BLOCKS},                                                     \
-                [2] = {kind##_2, TILE_BLOCKS},                                                     \
-                [3] = {kind##_3, TILE_BLOCKS},                                                     \
-                [4] = {kind##_4, TILE_BLOCKS},                                                     \
-            },                                                                                     \
+        MAX_TOKENS,                                                                                \
+        {                                                                                          \
+            {NULL, 0}, {kind##_##n_blocks_of_1##x1, n_blocks_of_1},                                \
+                {kind##_##n_blocks##x2, n_blocks}, {kind##_##n_blocks##x3, n_blocks},              \
+                {kind##_##n_blocks##x4, n_blocks}, {kind##_##n_blocks##x5, n_blocks},              \
+                {kind##_##n_blocks##x6, n_blocks},                                                 \
+        }                                                                                          \
     }
 
 static const ks_tiling q4_tiling = {
     .block_bytes = KS_Q4_BLOCK_BYTES,
-    .strip_blocks = TILE_BLOCKS,
+    .strip_blocks = 4,
     .expand_from = 32,
     .token_block_bytes = 192 * 1024,
-    .packed = TILE_SET(q4_tile),
-    .expanded = TILE_SET(expanded_tile),
+    .packed = TILE_SET(q4_tile, 2, 4),
+    .expanded = TILE_SET(expanded_tile, 2, 2),
     .expanded_bytes = EXPANDED_BYTES,
     .expand = expand_q4,
 };
 
 static const ks_tiling q8_tiling = {
     .block_bytes = KS_Q8_BLOCK_BYTES,
-    .strip_blocks = TILE_BLOCKS,
+    .strip_blocks = 4,
     .expand_from = INT32_MAX, /* its packed form is its working form */
     .token_block_bytes = 192 * 1024,
-    .packed = TILE_SET(q8_tile),
+    .packed = TILE_SET(q8_tile, 2, 4),
 };
 
 static void KERNEL(matmul_q4)(const ks_matrix *w, const ks_activations *x, float *y, size_t ldy,
