@@ -49,10 +49,15 @@ KS_INLINE lanes load_kv_half(kestrel_kv_type type, const uint8_t *data, size_t i
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* scores[r][key] of n_tiles tiles of 16 keys: one fma chain over the dimensions each. */
-KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const uint8_t *k,
-                           size_t first, int32_t head_dim, const float *q, float *scores)
+/* scores[r][key] of n_tiles tiles of 16 keys: one fma chain over the dimensions each.
+ *
+ * Few rows wait for memory. Keys are read in the order in which they lie, but values a few columns at
+ * a time, which no processor expects: they are asked for here, while the scores are computed. */
+KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const key_step *step,
+                           size_t first, const float *q, float *scores)
 {
+    const int32_t head_dim = step->head_dim;
+    const int from_memory = type != KESTREL_KV_F32 || n_rows <= 2; /* else out of widen_step */
     lanes sum[4][4];
     KS_UNROLL
     for (int r = 0; r < n_rows; r++) {
@@ -63,9 +68,11 @@ KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const 
     for (int32_t d = 0; d < head_dim; d++) {
         lanes keys[4];
         KS_UNROLL
-        for (int b = 0; b < n_tiles; b++)
-            keys[b] =
-                load_kv(type, k, (first + (size_t)b * (size_t)head_dim + (size_t)d) * KS_KEY_TILE);
+        for (int b = 0; b < n_tiles; b++) {
+            size_t at = (first + (size_t)b * (size_t)head_dim + (size_t)d) * KS_KEY_TILE;
+            keys[b] = load_kv(type, step->k, at);
+            if (from_memory) __builtin_prefetch(step->v + at * kv_element(type));
+        }
         KS_UNROLL
         for (int r = 0; r < n_rows; r++) {
             lanes x = lanes_set(q[(size_t)r * (size_t)head_dim + (size_t)d]);
@@ -185,7 +192,7 @@ KS_INLINE void step_rows(kestrel_kv_type type, int n_rows, const key_step *step,
     n_keys = n_keys < KS_KEY_STEP ? n_keys : KS_KEY_STEP;
     const int32_t key_tiles = (n_keys + KS_KEY_TILE - 1) / KS_KEY_TILE;
     for (int32_t tile = 0; tile < key_tiles; tile += n_tiles)
-        score_tiles(type, n_rows, n_tiles, step->k, (size_t)tile * (size_t)head_dim, head_dim, q,
+        score_tiles(type, n_rows, n_tiles, step, (size_t)tile * (size_t)head_dim, q,
                     weights + tile * KS_KEY_TILE);
     for (int r = 0; r < n_rows; r++)
         correction[r] =
