@@ -12,7 +12,9 @@
  */
 #include "internal.h"
 
-enum { TILE_ROWS = 32 };
+/* Query rows of a tile at most: what they share, keys and values widened to float32, should be paid by
+ * many, and their partial results still fit the second-level cache. */
+enum { TILE_ROWS = 64 };
 
 typedef struct ks_attention_job {
     ks_pass *pass;
@@ -20,15 +22,28 @@ typedef struct ks_attention_job {
     int32_t group; /* query heads per KV head */
 } ks_attention_job;
 
-static int32_t tokens_per_tile(const ks_config *c)
+static int32_t most_tokens_per_tile(const ks_config *c)
 {
     int32_t tokens = TILE_ROWS / (c->n_heads / c->n_kv_heads);
     return tokens < 1 ? 1 : tokens;
 }
 
+static int32_t n_tiles_of(const ks_segment *segment, const ks_config *c)
+{
+    int32_t most = most_tokens_per_tile(c);
+    return (segment->n_rows + most - 1) / most;
+}
+
+/* Evenly spread: 33 tokens at a limit of 32 are 17 + 16, not 32 + 1. */
+static int32_t tokens_per_tile(const ks_segment *segment, const ks_config *c)
+{
+    int32_t n_tiles = n_tiles_of(segment, c);
+    return (segment->n_rows + n_tiles - 1) / n_tiles;
+}
+
 size_t ks_attention_scratch_bytes(const ks_config *c)
 {
-    size_t rows = (size_t)tokens_per_tile(c) * (size_t)(c->n_heads / c->n_kv_heads);
+    size_t rows = (size_t)most_tokens_per_tile(c) * (size_t)(c->n_heads / c->n_kv_heads);
     size_t partials = 2 * rows * KS_PARTIAL_FLOATS((size_t)c->head_dim) * sizeof(float);
     return partials + 64 + KS_ATTEND_SCRATCH_BYTES(c->head_dim);
 }
@@ -57,12 +72,6 @@ static void finish_row(const ks_attention_job *job, int32_t head, int32_t row, i
 }
 
 /* ---- tiles -------------------------------------------------------------------------------------- */
-
-static int32_t n_tiles_of(const ks_segment *segment, const ks_config *c)
-{
-    int32_t per_tile = tokens_per_tile(c);
-    return (segment->n_rows + per_tile - 1) / per_tile;
-}
 
 /* Rows [first, first + n_tokens) of the pass, of one segment, over all spans they see. */
 static void attend_tile(const ks_attention_job *job, const ks_segment *segment, int32_t head,
@@ -102,7 +111,7 @@ static void tile_chunk(void *arg, int32_t chunk, int32_t thread)
         chunk -= n_tiles_of(segment, c) * c->n_kv_heads;
         segment++;
     }
-    int32_t per_tile = tokens_per_tile(c);
+    int32_t per_tile = tokens_per_tile(segment, c);
     /* Late tiles see more keys: they come first, so that no thread is left alone with a long one. */
     int32_t at = (n_tiles_of(segment, c) - 1 - chunk / c->n_kv_heads) * per_tile;
     int32_t n_tokens = segment->n_rows - at < per_tile ? segment->n_rows - at : per_tile;
