@@ -473,10 +473,10 @@ KS_INLINE void q8_tile(int n_blocks, int n_tokens, const uint8_t *weights, size_
     {                                                                                              \
         kind(n_blocks, n_tokens, weights, stride, x, y, ldy, n_rows);                              \
     }
-/* One token reads memory: four streams of weights keep more of it on the way than two. */
-#define TILES(kind, n_blocks, n_blocks_of_1)                                                       \
-    TILE(kind, n_blocks_of_1, 1)                                                                   \
-    TILE(kind, n_blocks, 2)                                                                        \
+/* One or two tokens wait for memory: four streams of weights keep more of it on the way than two. */
+#define TILES(kind, n_blocks, n_blocks_of_few)                                                     \
+    TILE(kind, n_blocks_of_few, 1)                                                                 \
+    TILE(kind, n_blocks_of_few, 2)                                                                 \
     TILE(kind, n_blocks, 3)                                                                        \
     TILE(kind, n_blocks, 4)                                                                        \
     TILE(kind, n_blocks, 5)                                                                        \
@@ -485,14 +485,14 @@ TILES(q4_tile, 2, 4)
 TILES(expanded_tile, 2, 2)
 TILES(q8_tile, 2, 4)
 
-#define TILE_SET(kind, n_blocks, n_blocks_of_1)                                                    \
+#define TILE_SET(kind, n_blocks, n_blocks_of_few)                                                  \
     {                                                                                              \
         MAX_TOKENS,                                                                                \
         {                                                                                          \
-            {NULL, 0}, {kind##_##n_blocks_of_1##x1, n_blocks_of_1},                                \
-                {kind##_##n_blocks##x2, n_blocks}, {kind##_##n_blocks##x3, n_blocks},              \
-                {kind##_##n_blocks##x4, n_blocks}, {kind##_##n_blocks##x5, n_blocks},              \
-                {kind##_##n_blocks##x6, n_blocks},                                                 \
+            {NULL, 0}, {kind##_##n_blocks_of_few##x1, n_blocks_of_few},                            \
+                {kind##_##n_blocks_of_few##x2, n_blocks_of_few},                                   \
+                {kind##_##n_blocks##x3, n_blocks}, {kind##_##n_blocks##x4, n_blocks},              \
+                {kind##_##n_blocks##x5, n_blocks}, {kind##_##n_blocks##x6, n_blocks},              \
         }                                                                                          \
     }
 
