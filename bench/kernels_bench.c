@@ -6,11 +6,12 @@
  *
  * y = W x with W [N][K], quantising x included, as a layer does it. For few tokens the matrix is
  * repeated in memory until it exceeds any cache, so that decoding reads from memory as it does in
- * a model. Every figure is the median of repeated runs. Besides them two limits of this machine,
- * one thread each: reading memory, and multiply-adds of bytes in registers are what the kernels
- * are measured against in docs/performance.md.
+ * a model. Every figure is the median of repeated runs. Besides them two limits of this machine:
+ * reading memory, by one thread and by as many as -j says, and multiply-adds of bytes in registers
+ * of one thread (int8_peak.h). docs/performance.md measures the kernels against them.
  */
 #define _GNU_SOURCE
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "int8_peak.h"
 #include "kernels/kernels.h"
 #include "pool.h"
 
@@ -167,30 +169,66 @@ static void measure(const ks_kernels *kernels, kestrel_weight_type type, const o
     munmap(s, n_values / 8);
 }
 
-/* ---- the limit of memory --------------------------------------------------------------------- */
+/* ---- the limits ------------------------------------------------------------------------------ */
 
-static void measure_read(double seconds)
+enum { READERS_PER_THREAD = 4 };
+
+typedef struct read_job {
+    const char *bytes;
+    size_t n_bytes; /* of each of the READERS_PER_THREAD places at which a thread reads */
+    atomic_int n_found;
+} read_job;
+
+/* memchr looks for a byte that is not there: the C library's fastest way to read. Four places in
+ * turn: a thread that reads one after another waits more than it reads. */
+static void read_chunk(void *arg, int32_t chunk, int32_t thread)
 {
-    enum { STREAMS = 8 };
-    size_t n = MORE_THAN_CACHES / sizeof(uint64_t);
-    uint64_t *words = pages(MORE_THAN_CACHES);
-    volatile uint64_t sink;
+    enum { PIECE = 1024 };
+    read_job *job = arg;
+    (void)thread;
+    const char *from = job->bytes + (size_t)chunk * READERS_PER_THREAD * job->n_bytes;
+    for (size_t i = 0; i < job->n_bytes; i += PIECE)
+        for (size_t place = 0; place < READERS_PER_THREAD; place++)
+            if (memchr(from + place * job->n_bytes + i, 0, PIECE) != NULL) job->n_found++;
+}
+
+static void measure_read(int32_t n_threads, double seconds)
+{
+    char *bytes = pages(MORE_THAN_CACHES);
+    memset(bytes, 1, MORE_THAN_CACHES);
+    size_t n_bytes = MORE_THAN_CACHES / READERS_PER_THREAD / (size_t)n_threads / 4096 * 4096;
+    read_job job = {.bytes = bytes, .n_bytes = n_bytes};
+    ks_pool *pool = ks_pool_new(n_threads, 0);
     double times[MAX_RUNS], begin = now();
     int n_runs = 0;
-    memset(words, 1, MORE_THAN_CACHES);
+    ks_pool_acquire(pool);
     while (n_runs < 3 || (n_runs < MAX_RUNS && now() - begin < seconds)) {
-        uint64_t sum[STREAMS] = {0};
         double start = now();
-        for (size_t i = 0; i < n; i += STREAMS)
-            for (int k = 0; k < STREAMS; k++)
-                sum[k] += words[i + (size_t)k];
+        ks_pool_run(pool, n_threads, read_chunk, &job, n_threads);
         times[n_runs++] = now() - start;
-        sink = sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
     }
-    (void)sink;
-    printf("reading memory, one thread: %.2f GB/s\n",
-           (double)MORE_THAN_CACHES / median(times, n_runs) * 1e-9);
-    munmap(words, MORE_THAN_CACHES);
+    ks_pool_release(pool);
+    ks_pool_free(pool);
+    printf("reading memory, threads %d: %.2f GB/s\n", n_threads,
+           (double)(n_bytes * READERS_PER_THREAD * (size_t)n_threads) / median(times, n_runs) *
+               1e-9);
+    munmap(bytes, MORE_THAN_CACHES);
+}
+
+static void measure_int8_peak(const ks_kernels *kernels, double seconds)
+{
+    enum { ROUNDS = 1 << 20 };
+    int8_loop loop = int8_loop_of(kernels->isa);
+    if (loop.run == NULL) return;
+    double times[MAX_RUNS], begin = now();
+    int n_runs = 0;
+    while (n_runs < 3 || (n_runs < MAX_RUNS && now() - begin < seconds)) {
+        double start = now();
+        loop.run(ROUNDS);
+        times[n_runs++] = now() - start;
+    }
+    printf("%-13s bytes in registers, one thread: %.1f GMAC/s\n", kernels->name,
+           loop.macs_per_round * ROUNDS / median(times, n_runs) * 1e-9);
 }
 
 /* ---- command line ---------------------------------------------------------------------------- */
@@ -249,10 +287,12 @@ int main(int argc, char **argv)
                                                 KESTREL_WEIGHT_BF16};
     static const char *const type_names[] = {"q4", "q8", "bf16"};
     options o = read_options(argc, argv);
-    measure_read(o.seconds);
+    measure_read(1, o.seconds);
+    if (o.n_threads > 1) measure_read(o.n_threads, o.seconds);
     for (int isa = KESTREL_ISA_AVX2; isa <= KESTREL_ISA_NEON_DOTPROD; isa++) {
         const ks_kernels *kernels = ks_kernels_for((kestrel_isa)isa);
         if (kernels == NULL || (o.isa != NULL && strcmp(o.isa, kernels->name) != 0)) continue;
+        measure_int8_peak(kernels, o.seconds);
         for (size_t k = 0; k < sizeof types / sizeof types[0]; k++)
             for (size_t b = 0; b < sizeof batches / sizeof batches[0]; b++)
                 if ((o.type == NULL || strcmp(o.type, type_names[k]) == 0) &&

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import threading
@@ -36,24 +37,32 @@ def examine(model_path: Path | None = None) -> list[Finding]:
 
 
 def read_rate(n_threads: int, n_bytes: int) -> float:
-    """Bytes per second that n_threads read from a large array with numpy: the best of some passes.
+    """Bytes per second that n_threads read from a large array: the best of some passes.
 
-    A lower bound of what the memory gives: numpy adds up what it reads, on each thread.
+    The C library's memchr looks for a byte that is not there: it reads everything, a vector at a
+    time, and does nothing else. A lower bound of what the memory gives: each thread reads one place
+    after another, where several places at once can be a tenth or two faster.
     """
     import numpy as np
 
-    per_thread = max(n_bytes // n_threads // 8, 1)
-    arrays = [np.ones(per_thread, np.int64) for _ in range(n_threads)]
+    memchr = ctypes.CDLL(None).memchr
+    memchr.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+    memchr.restype = ctypes.c_void_p
+    per_thread = max(n_bytes // n_threads, 1)
+    arrays = [np.ones(per_thread, np.uint8) for _ in range(n_threads)]
     best, end = float("inf"), time.perf_counter() + _READ_SECONDS
     while best == float("inf") or time.perf_counter() < end:
-        threads = [threading.Thread(target=array.sum) for array in arrays]
+        threads = [
+            threading.Thread(target=memchr, args=(array.ctypes.data, 0, per_thread))
+            for array in arrays
+        ]
         start = time.perf_counter()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         best = min(best, time.perf_counter() - start)
-    return 8 * per_thread * n_threads / best
+    return per_thread * n_threads / best
 
 
 def usable_cores() -> int:
@@ -150,6 +159,6 @@ def _reading() -> list[Finding]:
     for n_threads in sorted({1, cores}):
         rate = read_rate(n_threads, n_bytes)
         label = f"read, {n_threads} thread{'s' if n_threads > 1 else ''}"
-        text = f"{rate / 1e9:.1f} GB/s (numpy sum over {n_bytes >> 20} MiB: a lower bound)"
+        text = f"{rate / 1e9:.1f} GB/s (memchr over {n_bytes >> 20} MiB: a lower bound)"
         findings.append(Finding(label, text))
     return findings
