@@ -128,7 +128,7 @@ def fresh(directory: Path) -> Path:
     return partial
 
 
-def write_packed(source: Path, directory: Path, weight_type: str) -> None:
+def write_packed(source: Path, directory: Path, weight_type: str, head_type: str = "auto") -> None:
     """The same checkpoint packed, with whatever lies beside the weights."""
     partial = fresh(directory)
     library, error = _loader.library(), _ffi.Error()
@@ -136,6 +136,7 @@ def write_packed(source: Path, directory: Path, weight_type: str) -> None:
         os.fsencode(source),
         os.fsencode(partial / "model.safetensors"),
         _ffi.WeightType[weight_type.upper()],
+        _ffi.WeightType[head_type.upper()],
         0,
         _ffi.ProgressFn(),
         None,

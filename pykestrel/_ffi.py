@@ -27,7 +27,7 @@ from enum import IntEnum
 from typing import Any
 
 # KESTREL_ABI_VERSION
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 
 class WeightType(IntEnum):
@@ -337,12 +337,12 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     # void kestrel_model_get_info(const kestrel_model *model, kestrel_model_info *info);
     "kestrel_model_get_info": (None, (c_void_p, POINTER(ModelInfo))),
     # kestrel_status kestrel_quantize(const char *source, const char *path,
-    #                                 kestrel_weight_type type, int32_t n_threads,
-    #                                 kestrel_progress_fn progress, void *user,
-    #                                 kestrel_error *error);
+    #                                 kestrel_weight_type type, kestrel_weight_type head_type,
+    #                                 int32_t n_threads, kestrel_progress_fn progress,
+    #                                 void *user, kestrel_error *error);
     "kestrel_quantize": (
         c_int,
-        (c_char_p, c_char_p, c_int, c_int32, ProgressFn, c_void_p, _ERROR),
+        (c_char_p, c_char_p, c_int, c_int, c_int32, ProgressFn, c_void_p, _ERROR),
     ),
     # const char *kestrel_isa_name(kestrel_isa isa);
     "kestrel_isa_name": (c_char_p, (c_int,)),

@@ -39,6 +39,7 @@ class QuantizeReport:
 
     path: Path
     weight_type: str
+    head_type: str
     n_parameters: int
     source_bytes: int
     n_bytes: int
@@ -50,6 +51,7 @@ def quantize(
     destination: str | os.PathLike[str],
     weight_type: str,
     *,
+    head_type: str = "auto",
     threads: int = 0,
     progress: Progress | None = None,
     overwrite: bool = False,
@@ -57,7 +59,9 @@ def quantize(
     """Write a packed copy of the checkpoint directory `source` as `destination`.
 
     Args:
-        weight_type: "q4" or "q8", of the layers' matrices; embedding and head are always q8.
+        weight_type: "q4" or "q8", of the layers' matrices.
+        head_type: of the embedding and the output matrix: "q8", which "auto" means, or, beside
+            q4 layers, "q4": smaller and faster to decode, at some cost in quality.
         threads: 0 lets the library choose.
         progress: called as progress(done, total) with bytes of the packed tensors.
         overwrite: replace `destination` if it is a checkpoint directory or empty.
@@ -70,15 +74,16 @@ def quantize(
     started = time.monotonic()
     if weight_type not in _BITS:
         raise InvalidArgument(f"weight_type must be q4 or q8, not {weight_type!r}")
+    head_type = _head_type(weight_type, head_type)
     int32("threads", threads)
     source = Path(source)
     summary = summarize(source)
     target = free_destination(Path(destination), sources=[source], overwrite=overwrite)
-    require_space(target, _estimate(summary, weight_type))
+    require_space(target, _estimate(summary, weight_type, head_type))
     try:
         with fresh_directory(target, "quantize") as directory:
             packed = directory / "model.safetensors"
-            _pack(source, packed, weight_type, threads, progress)
+            _pack(source, packed, weight_type, head_type, threads, progress)
             for file in _companions(source):
                 copy = directory / file.relative_to(source)
                 copy.parent.mkdir(exist_ok=True)
@@ -90,6 +95,7 @@ def quantize(
     return QuantizeReport(
         path=target,
         weight_type=weight_type,
+        head_type=head_type,
         n_parameters=summary.n_parameters,
         source_bytes=sum(file.stat().st_size for file in weight_files(source)),
         n_bytes=n_bytes,
@@ -97,8 +103,23 @@ def quantize(
     )
 
 
+def _head_type(weight_type: str, asked: str) -> str:
+    """What "auto" stands for; the same refusals as kestrel_quantize's, before anything is made."""
+    head_type = "q8" if asked == "auto" else asked
+    if head_type not in _BITS:
+        raise InvalidArgument(f"head_type must be auto, q4 or q8, not {asked!r}")
+    if _BITS[head_type] < _BITS[weight_type]:
+        raise InvalidArgument(f"a {head_type} head needs {head_type} layers, not {weight_type}")
+    return head_type
+
+
 def _pack(
-    source: Path, path: Path, weight_type: str, threads: int, progress: Progress | None
+    source: Path,
+    path: Path,
+    weight_type: str,
+    head_type: str,
+    threads: int,
+    progress: Progress | None,
 ) -> None:
     """kestrel_quantize; Ctrl-C, and an exception in `progress`, stop it at the next step."""
     stopped = threading.Event()
@@ -120,6 +141,7 @@ def _pack(
             os.fsencode(source),
             os.fsencode(path),
             member(_ffi.WeightType, "weight_type", weight_type),
+            member(_ffi.WeightType, "head_type", head_type),
             threads,
             step,
             None,
@@ -140,16 +162,16 @@ def _companions(source: Path) -> list[Path]:
     )
 
 
-def _estimate(summary: Summary, weight_type: str) -> int:
+def _estimate(summary: Summary, weight_type: str, head_type: str) -> int:
     """Bytes that the copy will take, or a little more."""
 
     def n_bytes(tensor: TensorInfo) -> int:
-        always_q8 = tensor.name.endswith(("embed_tokens.weight", "lm_head.weight"))
-        if len(tensor.shape) != 2 or not (always_q8 or tensor.name.endswith("_proj.weight")):
+        is_head = tensor.name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        if len(tensor.shape) != 2 or not (is_head or tensor.name.endswith("_proj.weight")):
             return tensor.n_bytes
         rows = -(-tensor.shape[0] // _ROW_BLOCK) * _ROW_BLOCK
         columns = -(-tensor.shape[1] // _GROUP) * _GROUP
-        bits = _BITS["q8"] if always_q8 else _BITS[weight_type]
+        bits = _BITS[head_type if is_head else weight_type]
         return int(rows * columns * bits / 8)
 
     header = 300 * len(summary.tensors)

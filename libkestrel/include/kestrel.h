@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a signature in this file changes. A binding compares it on load. */
-#define KESTREL_ABI_VERSION 2
+#define KESTREL_ABI_VERSION 3
 
 /* ---- errors ----------------------------------------------------------------------------------- */
 
@@ -180,13 +180,14 @@ KESTREL_API int32_t kestrel_isa_available(kestrel_isa isa);
 typedef int32_t (*kestrel_progress_fn)(void *user, int64_t done_bytes, int64_t total_bytes);
 
 /* Writes the tensors of the checkpoint directory `source` as one packed safetensors file at `path`, which
- * must not exist: matrices as `type` (q4 or q8; the embedding and the output matrix always q8),
- * everything else as stored. config.json and the tokenizer files are for the caller to copy. Needs
- * little memory beside the mapped source. On failure nothing is left at `path`. */
+ * must not exist: the layers' matrices as `type` (q4 or q8), the embedding and the output matrix as
+ * `head_type` (q4 or q8, not coarser than the layers; AUTO: q8), everything else as stored.
+ * config.json and the tokenizer files are for the caller to copy. Needs little memory beside the
+ * mapped source. On failure nothing is left at `path`. */
 KESTREL_API kestrel_status kestrel_quantize(const char *source, const char *path,
-                                            kestrel_weight_type type, int32_t n_threads,
-                                            kestrel_progress_fn progress, void *user,
-                                            kestrel_error *error);
+                                            kestrel_weight_type type, kestrel_weight_type head_type,
+                                            int32_t n_threads, kestrel_progress_fn progress,
+                                            void *user, kestrel_error *error);
 
 /* ---- session ---------------------------------------------------------------------------------- */
 

@@ -37,6 +37,8 @@ typedef struct ks_quantizer {
     ks_checkpoint *checkpoint;
     ks_pool *pool;
     int32_t n_threads;
+    kestrel_weight_type type; /* of the layers' matrices */
+    kestrel_weight_type head_type; /* of the embedding and the output matrix */
     ks_item *items; /* [n_items] */
     int32_t n_items;
     char *header; /* the JSON, padded with spaces */
@@ -60,21 +62,19 @@ static bool ends_with(const char *name, const char *suffix)
     return n >= m && strcmp(name + n - m, suffix) == 0;
 }
 
-/* Layer matrices take the asked type. The embedding and the output matrix stay q8 in a q4 checkpoint:
- * they choose between tokens, and only single rows of the embedding are read. */
-static kestrel_weight_type type_for(const char *name, kestrel_weight_type asked)
+/* A tied checkpoint has one matrix for both ends of the model, so both have one type. */
+static kestrel_weight_type type_for(const ks_quantizer *q, const char *name)
 {
     if (ends_with(name, "embed_tokens.weight") || strcmp(name, "lm_head.weight") == 0) {
-        return KESTREL_WEIGHT_Q8;
+        return q->head_type;
     }
-    return ends_with(name, "_proj.weight") ? asked : KESTREL_WEIGHT_AUTO;
+    return ends_with(name, "_proj.weight") ? q->type : KESTREL_WEIGHT_AUTO;
 }
 
-static kestrel_status plan_tensor(ks_quantizer *q, const ks_tensor *t, kestrel_weight_type asked,
-                                  ks_item *item)
+static kestrel_status plan_tensor(ks_quantizer *q, const ks_tensor *t, ks_item *item)
 {
     *item = (ks_item){
-        .source = t, .type = type_for(t->name, asked), .n_dims = t->n_dims, .n_bytes = t->n_bytes};
+        .source = t, .type = type_for(q, t->name), .n_dims = t->n_dims, .n_bytes = t->n_bytes};
     if (t->dtype == KS_DTYPE_U8) {
         return ks_fail(q->error, KESTREL_UNSUPPORTED, "%s: tensor \"%s\" is packed already",
                        t->file, t->name);
@@ -114,7 +114,7 @@ static void plan_padding(ks_quantizer *q, size_t n_bytes)
     q->n_items++;
 }
 
-static kestrel_status plan(ks_quantizer *q, kestrel_weight_type asked)
+static kestrel_status plan(ks_quantizer *q)
 {
     int32_t n_tensors = ks_checkpoint_n_tensors(q->checkpoint);
     q->items = calloc((size_t)n_tensors * 2 + 1, sizeof *q->items);
@@ -123,7 +123,7 @@ static kestrel_status plan(ks_quantizer *q, kestrel_weight_type asked)
     }
     for (int32_t i = 0; i < n_tensors; i++) {
         ks_item *item = &q->items[q->n_items];
-        kestrel_status status = plan_tensor(q, ks_checkpoint_tensor(q->checkpoint, i), asked, item);
+        kestrel_status status = plan_tensor(q, ks_checkpoint_tensor(q->checkpoint, i), item);
         if (status != KESTREL_OK) {
             return status;
         }
@@ -329,21 +329,49 @@ static kestrel_status create_and_write(ks_quantizer *q)
     return status;
 }
 
-kestrel_status kestrel_quantize(const char *source, const char *path, kestrel_weight_type type,
-                                int32_t n_threads, kestrel_progress_fn progress, void *user,
-                                kestrel_error *error)
+static bool is_packed_type(kestrel_weight_type type)
 {
-    if (source == NULL || path == NULL ||
-        (type != KESTREL_WEIGHT_Q4 && type != KESTREL_WEIGHT_Q8) || n_threads < 0 ||
-        n_threads > KS_MAX_THREADS) {
+    return type == KESTREL_WEIGHT_Q4 || type == KESTREL_WEIGHT_Q8;
+}
+
+static kestrel_status check_types(kestrel_weight_type type, kestrel_weight_type head_type,
+                                  kestrel_error *error)
+{
+    if (!is_packed_type(type)) {
         return ks_fail(error, KESTREL_INVALID,
-                       "kestrel_quantize needs a source, a path, q4 or q8 (not "
-                       "%d) and 0..%d threads (not %d)",
-                       (int)type, KS_MAX_THREADS, n_threads);
+                       "matrices are packed as q4 or q8, not weight type %d", (int)type);
+    }
+    if (head_type != KESTREL_WEIGHT_AUTO && !is_packed_type(head_type)) {
+        return ks_fail(error, KESTREL_INVALID,
+                       "the embedding and the output matrix are packed as q4 or q8 (auto: q8), not "
+                       "weight type %d",
+                       (int)head_type);
+    }
+    if (type == KESTREL_WEIGHT_Q8 && head_type == KESTREL_WEIGHT_Q4) {
+        return ks_fail(error, KESTREL_INVALID,
+                       "the embedding and the output matrix cannot be q4 where the layers are q8: "
+                       "they need the precision most");
+    }
+    return KESTREL_OK;
+}
+
+kestrel_status kestrel_quantize(const char *source, const char *path, kestrel_weight_type type,
+                                kestrel_weight_type head_type, int32_t n_threads,
+                                kestrel_progress_fn progress, void *user, kestrel_error *error)
+{
+    if (source == NULL || path == NULL || n_threads < 0 || n_threads > KS_MAX_THREADS) {
+        return ks_fail(error, KESTREL_INVALID,
+                       "kestrel_quantize needs a source, a path and 0..%d threads (not %d)",
+                       KS_MAX_THREADS, n_threads);
     }
     ks_config config; /* a checkpoint that could not be opened is not worth packing */
-    kestrel_status status = ks_config_read(source, &config, error);
+    kestrel_status status = check_types(type, head_type, error);
+    if (status == KESTREL_OK) {
+        status = ks_config_read(source, &config, error);
+    }
     ks_quantizer q = {.n_threads = n_threads > 0 ? n_threads : ks_topology_default_threads(),
+                      .type = type,
+                      .head_type = head_type != KESTREL_WEIGHT_AUTO ? head_type : KESTREL_WEIGHT_Q8,
                       .progress = progress,
                       .user = user,
                       .path = path,
@@ -352,7 +380,7 @@ kestrel_status kestrel_quantize(const char *source, const char *path, kestrel_we
         status = ks_checkpoint_open(source, &q.checkpoint, error);
     }
     if (status == KESTREL_OK) {
-        status = plan(&q, type);
+        status = plan(&q);
     }
     if (status == KESTREL_OK) {
         status = make_header(&q);

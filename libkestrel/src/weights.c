@@ -274,8 +274,8 @@ static bool bind_matrix(ks_binder *b, const char *name, int32_t n_rows, int32_t 
             m->type = type;
             convert_matrix(b, t, m);
         }
-    } else if (type != KESTREL_WEIGHT_AUTO && type != m->type &&
-               b->model->weight_type != KESTREL_WEIGHT_AUTO) {
+    } else if (type != KESTREL_WEIGHT_AUTO && m->type != type &&
+               m->type != b->model->weight_type) { /* q4 was asked for: a q4 head will do, too */
         b->status = ks_fail(b->error, KESTREL_UNSUPPORTED,
                             "%s: tensor \"%s\" is packed already; open a "
                             "packed checkpoint with weight type auto",
@@ -333,8 +333,8 @@ static void bind_layer(ks_binder *b, int32_t l)
 }
 
 /* The embedding and the output matrix: a stored lm_head wins, otherwise the embedding serves both; a
- * tied file may also hold only lm_head. In a q4 model both are q8: they are read by single rows and
- * decide between tokens, so precision is worth more there than bytes. */
+ * tied file may also hold only lm_head. A q4 model makes q8 of both: they are read by single rows and
+ * decide between tokens, so precision is worth more there than bytes. A packed file keeps its own. */
 static void bind_vocabulary(ks_binder *b)
 {
     kestrel_model *model = b->model;

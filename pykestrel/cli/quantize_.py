@@ -16,7 +16,15 @@ import click
     "weight_type",
     required=True,
     type=click.Choice(["q4", "q8"]),
-    help="How the layers' matrices are kept; embedding and head are always q8.",
+    help="How the layers' matrices are kept.",
+)
+@click.option(
+    "--head",
+    "head_type",
+    default="auto",
+    type=click.Choice(["auto", "q4", "q8"]),
+    help="Type of the embedding and the output matrix: q8 (auto) is better, q4 (beside q4 layers) "
+    "is smaller and faster to decode.",
 )
 @click.option(
     "--threads",
@@ -26,7 +34,9 @@ import click
     help="Default: the library's choice.",
 )
 @click.option("--force", is_flag=True, help="Replace DST if it is a checkpoint.")
-def command(source: Path, destination: Path, weight_type: str, threads: int, force: bool) -> None:
+def command(
+    source: Path, destination: Path, weight_type: str, head_type: str, threads: int, force: bool
+) -> None:
     """Write the checkpoint in SRC as the packed checkpoint DST, which opens without conversion.
 
     DST appears when everything is written, or not at all.
@@ -44,12 +54,14 @@ def command(source: Path, destination: Path, weight_type: str, threads: int, for
             source,
             destination,
             weight_type,
+            head_type=head_type,
             threads=threads,
             progress=progress,
             overwrite=force,
         )
     click.echo(
-        f"[kestrel] {report.weight_type}: {report.n_parameters:,} parameters, "
+        f"[kestrel] {report.weight_type}, head {report.head_type}: "
+        f"{report.n_parameters:,} parameters, "
         f"{size(report.source_bytes)} to {size(report.n_bytes)} "
         f"({report.n_bytes / report.source_bytes:.0%}) in {report.seconds:.1f} s",
         err=True,

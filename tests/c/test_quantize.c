@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "checkpoint.h"
+#include "kernels/kernels.h"
 #include "kestrel.h"
 #include "tiny_model.h"
 
@@ -20,7 +21,7 @@ static int32_t stop_at_once(void *user, int64_t done, int64_t total)
 }
 
 /* The source's directory, with the packed file and a copy of config.json in `packed`. */
-static const char *packed_directory(kestrel_weight_type type)
+static const char *packed_directory(kestrel_weight_type type, kestrel_weight_type head_type)
 {
     const char *source = tiny_checkpoint();
     static char directory[600];
@@ -30,7 +31,7 @@ static const char *packed_directory(kestrel_weight_type type)
     check_remove_tree(directory);
     mkdir(directory, 0700);
     snprintf(path, sizeof path, "%s/model.safetensors", directory);
-    kestrel_status status = kestrel_quantize(source, path, type, 2, NULL, NULL, &error);
+    kestrel_status status = kestrel_quantize(source, path, type, head_type, 2, NULL, NULL, &error);
     if (status != KESTREL_OK) {
         check_fail(__FILE__, __LINE__, "%s", error.message);
     }
@@ -64,16 +65,85 @@ static void test_same_bits_as_on_the_fly(void)
         float on_the_fly[TINY_VOCAB] = {1};
         float packed[TINY_VOCAB] = {2};
         logits_of(tiny_checkpoint(), (kestrel_weight_type)type, on_the_fly);
-        logits_of(packed_directory((kestrel_weight_type)type), KESTREL_WEIGHT_AUTO, packed);
+        logits_of(packed_directory((kestrel_weight_type)type, KESTREL_WEIGHT_AUTO),
+                  KESTREL_WEIGHT_AUTO, packed);
         CHECK(memcmp(on_the_fly, packed, sizeof packed) == 0);
     }
+}
+
+/* Of each matrix the packed file has the name with the suffix of its type, and no other. */
+static void check_types_in_file(kestrel_weight_type type, kestrel_weight_type head_type,
+                                const char *layer_suffix, const char *head_suffix)
+{
+    static const char *const matrices[] = {"model.embed_tokens.weight", "lm_head.weight",
+                                           "model.layers.0.self_attn.q_proj.weight",
+                                           "model.layers.2.mlp.down_proj.weight"};
+    ks_checkpoint *checkpoint = NULL;
+    REQUIRE(ks_checkpoint_open(packed_directory(type, head_type), &checkpoint, NULL) == KESTREL_OK);
+    for (int i = 0; i < 4; i++) {
+        const char *suffixes[] = {"", ".q4", ".q8"};
+        const char *wanted = i < 2 ? head_suffix : layer_suffix;
+        for (int k = 0; k < 3; k++) {
+            char name[80];
+            snprintf(name, sizeof name, "%s%s", matrices[i], suffixes[k]);
+            bool found = ks_checkpoint_find(checkpoint, name) != NULL;
+            CHECK_EQ_INT(found, strcmp(suffixes[k], wanted) == 0);
+        }
+    }
+    ks_checkpoint_close(checkpoint);
+}
+
+static void test_types_in_the_header(void)
+{
+    check_types_in_file(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_AUTO, ".q4", ".q8");
+    check_types_in_file(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_Q8, ".q4", ".q8");
+    check_types_in_file(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_Q4, ".q4", ".q4");
+    check_types_in_file(KESTREL_WEIGHT_Q8, KESTREL_WEIGHT_AUTO, ".q8", ".q8");
+    check_types_in_file(KESTREL_WEIGHT_Q8, KESTREL_WEIGHT_Q8, ".q8", ".q8");
+}
+
+static kestrel_model_info info_of(const char *path, kestrel_weight_type type)
+{
+    kestrel_model_options options = {
+        .struct_size = sizeof options, .n_threads = 1, .weight_type = type};
+    kestrel_model_info info = {.struct_size = sizeof info};
+    kestrel_model *model = NULL;
+    kestrel_error error = {0};
+    if (kestrel_model_open(path, &options, &model, &error) != KESTREL_OK) {
+        check_fail(__FILE__, __LINE__, "%s", error.message);
+        return info;
+    }
+    kestrel_model_get_info(model, &info);
+    kestrel_model_close(model);
+    return info;
+}
+
+/* The layers give a model its type; bytes and fingerprint know of the head. */
+static void test_a_q4_head_opens(void)
+{
+    kestrel_model_info q8_head =
+        info_of(packed_directory(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_Q8), KESTREL_WEIGHT_AUTO);
+    const char *path = packed_directory(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_Q4);
+    kestrel_model_info q4_head = info_of(path, KESTREL_WEIGHT_AUTO);
+    CHECK_EQ_INT(q8_head.weight_type, KESTREL_WEIGHT_Q4);
+    CHECK_EQ_INT(q4_head.weight_type, KESTREL_WEIGHT_Q4);
+    CHECK(q4_head.fingerprint != q8_head.fingerprint);
+    int64_t blocks = (TINY_VOCAB + KS_ROW_BLOCK - 1) / KS_ROW_BLOCK * (64 / KS_GROUP);
+    int64_t saved = blocks * (KS_Q8_BLOCK_BYTES - KS_Q4_BLOCK_BYTES); /* of one matrix */
+    CHECK_EQ_INT(q8_head.weight_bytes - q4_head.weight_bytes, 2 * saved);
+    CHECK_EQ_INT(q8_head.decode_bytes - q4_head.decode_bytes, saved);
+    CHECK(info_of(path, KESTREL_WEIGHT_Q4).fingerprint == q4_head.fingerprint);
+    kestrel_model_options options = {.struct_size = sizeof options,
+                                     .weight_type = KESTREL_WEIGHT_Q8};
+    kestrel_model *model = NULL;
+    CHECK_EQ_INT(kestrel_model_open(path, &options, &model, NULL), KESTREL_UNSUPPORTED);
 }
 
 static void test_every_tensor_is_aligned(void)
 {
     ks_checkpoint *checkpoint = NULL;
-    REQUIRE(ks_checkpoint_open(packed_directory(KESTREL_WEIGHT_Q4), &checkpoint, NULL) ==
-            KESTREL_OK);
+    const char *packed = packed_directory(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_AUTO);
+    REQUIRE(ks_checkpoint_open(packed, &checkpoint, NULL) == KESTREL_OK);
     int32_t n_packed = 0;
     for (int32_t i = 0; i < ks_checkpoint_n_tensors(checkpoint); i++) {
         const ks_tensor *t = ks_checkpoint_tensor(checkpoint, i);
@@ -85,28 +155,53 @@ static void test_every_tensor_is_aligned(void)
     ks_checkpoint_close(checkpoint);
 }
 
+static void check_types_refused(int type, int head_type, const char *reason)
+{
+    const char *path = check_path("refused.safetensors");
+    kestrel_error error = {0};
+    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, (kestrel_weight_type)type,
+                                  (kestrel_weight_type)head_type, 1, NULL, NULL, &error),
+                 KESTREL_INVALID);
+    CHECK_STR_CONTAINS(error.message, reason);
+    CHECK(access(path, F_OK) != 0);
+}
+
+static void test_types_that_are_refused(void)
+{
+    check_types_refused(KESTREL_WEIGHT_BF16, KESTREL_WEIGHT_AUTO, "not weight type 2");
+    check_types_refused(KESTREL_WEIGHT_AUTO, KESTREL_WEIGHT_Q8, "not weight type 0");
+    check_types_refused(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_F32,
+                        "output matrix are packed as q4 or q8");
+    check_types_refused(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_F16, "not weight type 3");
+    check_types_refused(KESTREL_WEIGHT_Q4, 6, "not weight type 6");
+    check_types_refused(KESTREL_WEIGHT_Q4, 77, "not weight type 77");
+    check_types_refused(KESTREL_WEIGHT_Q8, KESTREL_WEIGHT_Q4,
+                        "cannot be q4 where the layers are q8");
+}
+
+static kestrel_status pack_q4(const char *source, const char *path, kestrel_progress_fn progress,
+                              void *user, kestrel_error *error)
+{
+    return kestrel_quantize(source, path, KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_AUTO, 1, progress, user,
+                            error);
+}
+
 static void test_refusals_leave_nothing(void)
 {
     const char *source = tiny_checkpoint();
     const char *path = check_path("out.safetensors");
     kestrel_error error = {0};
     int64_t seen[2] = {0};
-    CHECK_EQ_INT(kestrel_quantize(source, path, KESTREL_WEIGHT_BF16, 1, NULL, NULL, &error),
-                 KESTREL_INVALID);
-    CHECK_EQ_INT(kestrel_quantize(source, path, KESTREL_WEIGHT_Q4, 1, stop_at_once, seen, &error),
-                 KESTREL_CANCELLED);
+    CHECK_EQ_INT(pack_q4(source, path, stop_at_once, seen, &error), KESTREL_CANCELLED);
     CHECK(seen[0] > 0 && seen[0] < seen[1]);
     CHECK(access(path, F_OK) != 0);
     check_write_text("out.safetensors", "precious");
-    CHECK_EQ_INT(kestrel_quantize(source, path, KESTREL_WEIGHT_Q4, 1, NULL, NULL, &error),
-                 KESTREL_IO);
+    CHECK_EQ_INT(pack_q4(source, path, NULL, NULL, &error), KESTREL_IO);
     CHECK_STR_CONTAINS(error.message, "out.safetensors");
     struct stat info;
     CHECK(stat(path, &info) == 0 && info.st_size == 8);
-    const char *packed = packed_directory(KESTREL_WEIGHT_Q4);
-    CHECK_EQ_INT(
-        kestrel_quantize(packed, check_path("twice"), KESTREL_WEIGHT_Q4, 1, NULL, NULL, &error),
-        KESTREL_UNSUPPORTED);
+    const char *packed = packed_directory(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_AUTO);
+    CHECK_EQ_INT(pack_q4(packed, check_path("twice"), NULL, NULL, &error), KESTREL_UNSUPPORTED);
     CHECK_STR_CONTAINS(error.message, "packed already");
     kestrel_model_options options = {.struct_size = sizeof options,
                                      .weight_type = KESTREL_WEIGHT_BF16};
@@ -119,7 +214,10 @@ int main(void)
 {
     tiny_ids(ids, 60);
     RUN(test_same_bits_as_on_the_fly);
+    RUN(test_types_in_the_header);
+    RUN(test_a_q4_head_opens);
     RUN(test_every_tensor_is_aligned);
+    RUN(test_types_that_are_refused);
     RUN(test_refusals_leave_nothing);
     return check_summary();
 }
