@@ -1,6 +1,7 @@
 """What quantising costs: perplexity of one checkpoint in our weight types and in llama.cpp's.
 
     python bench/quality.py --hf DIR --json build/bench/quality.json
+    python bench/quality.py --hf DIR --only q4 --only "q4, head q4"   # these against bf16
 
 Every column reads the same tokens in the same windows: of each 1,024 tokens the second half is
 scored, with the first half as context. The text is what any Debian with Python has: the
@@ -8,8 +9,9 @@ topics of Python's own help (its reference manual), and GPL-3, MPL-2.0, Apache-2
 the report carries its digest. llama.cpp's files are made by its own quantiser from the same bf16
 weights, without an importance matrix, as ours are.
 
-"q4 nearest" is our q4 with the scale that the largest element asks for, in place of the searched
-one. "error" is the deviation of the difference to bf16 over the windows, divided by the root of
+"q4, head q4" has q4 for the embedding and the output matrix, too, which are q8 otherwise. "q4
+nearest" is our q4 with the scale that the largest element asks for, in place of the searched one.
+"error" is the deviation of the difference to bf16 over the windows, divided by the root of
 their number: smaller differences mean nothing.
 """
 
@@ -23,7 +25,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ WINDOW = 1024
 SCORED = WINDOW // 2
 LICENSES = ("GPL-3", "MPL-2.0", "Apache-2.0", "GFDL-1.3")
 LLAMA_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")
+# Name of a row -> its directory in the cache and the type it is opened as.
+OURS = {
+    "bf16": ("hf", "bf16"),
+    "q8": ("hf", "q8"),
+    "q4": ("hf", "q4"),
+    "q4, head q4": ("q4-head-q4", "auto"),
+    "q4 nearest": ("q4-nearest", "auto"),
+}
+THEIRS = {f"llama.cpp {name}": f"{name}.gguf" for name in ("bf16", *LLAMA_TYPES)}
 
 Floats = NDArray[np.float64]
 # Window of token ids -> logits that predict its second half, float32 [SCORED, n_vocab].
@@ -192,16 +203,21 @@ def write_nearest(source: Path, packed: Path, directory: Path) -> None:
 # ---- the table ---------------------------------------------------------------------------------
 
 
-def columns(base: Path, threads: int, llama: bool) -> Iterator[tuple[str, Any]]:
-    """Label and reader of everything that is compared."""
-    hf = base / "hf"
-    yield "bf16", ours(hf, "bf16", threads)
-    yield "q8", ours(hf, "q8", threads)
-    yield "q4", ours(hf, "q4", threads)
-    yield "q4 nearest", ours(base / "q4-nearest", "auto", threads)
-    if llama:
-        for name in ("bf16", *LLAMA_TYPES):
-            yield f"llama.cpp {name}", theirs(base / f"{name}.gguf", threads)
+def chosen(only: tuple[str, ...], llama: bool) -> list[str]:
+    """The rows that are asked for, in the order of the table; bf16, the reference, always first."""
+    names = [*OURS, *(THEIRS if llama else ())]
+    for name in only:
+        if name not in names:
+            raise click.UsageError(f"there is no row {name!r}; rows: {'; '.join(names)}")
+    return [name for name in names if name == "bf16" or name in only or not only]
+
+
+def reader_of(base: Path, name: str, threads: int) -> AbstractContextManager[Reader]:
+    """The reader of one row, to be entered."""
+    if name in THEIRS:
+        return theirs(base / THEIRS[name], threads)
+    directory, weight_type = OURS[name]
+    return ours(base / directory, weight_type, threads)
 
 
 def summary(losses: Floats, reference: Floats) -> dict[str, float]:
@@ -215,17 +231,19 @@ def summary(losses: Floats, reference: Floats) -> dict[str, float]:
     }
 
 
-def prepare(hf: Path, cache: Path, llama: bool) -> Path:
-    """The directory in the cache with everything the columns read."""
+def prepare(hf: Path, cache: Path, names: list[str]) -> Path:
+    """The directory in the cache with everything that these rows read."""
     base = cache / (hf.parent.name if hf.name == "hf" else hf.name)
     base.mkdir(parents=True, exist_ok=True)
     if not (base / "hf").exists():
         (base / "hf").symlink_to(hf.resolve())
-    if not (base / "q4").exists():
-        random_checkpoint.write_packed(base / "hf", base / "q4", "q4")
-    if not (base / "q4-nearest").exists():
+    if "q4, head q4" in names and not (base / "q4-head-q4").exists():
+        random_checkpoint.write_packed(base / "hf", base / "q4-head-q4", "q4", "q4")
+    if "q4 nearest" in names and not (base / "q4-nearest").exists():
+        if not (base / "q4").exists():
+            random_checkpoint.write_packed(base / "hf", base / "q4", "q4")
         write_nearest(base / "hf", base / "q4", base / "q4-nearest")
-    if llama:
+    if any(name in THEIRS for name in names):
         gguf_twin.make(base / "hf", base, LLAMA_TYPES)
     return base
 
@@ -235,13 +253,21 @@ def prepare(hf: Path, cache: Path, llama: bool) -> Path:
 @click.option("--windows", default=20, show_default=True, help="Of each text, at most.")
 @click.option("--threads", default=2, show_default=True)
 @click.option("--llama/--no-llama", default=True, help="llama.cpp too.")
+@click.option("--only", multiple=True, metavar="ROW", help="This row, and bf16; repeatable.")
 @click.option("--cache", type=click.Path(path_type=Path), default=default_cache())
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
 def main(
-    hf: Path, windows: int, threads: int, llama: bool, cache: Path, json_path: Path | None
+    hf: Path,
+    windows: int,
+    threads: int,
+    llama: bool,
+    only: tuple[str, ...],
+    cache: Path,
+    json_path: Path | None,
 ) -> None:
     """Perplexity of one checkpoint, type by type."""
-    base = prepare(hf, cache, llama)
+    names = chosen(only, llama)
+    base = prepare(hf, cache, names)
     with Model(hf) as model:
         found = windows_of(model, windows)
     digest = hashlib.sha256(b"".join(w.tobytes() for w in found.values())).hexdigest()
@@ -253,8 +279,8 @@ def main(
     click.echo(f"{'weights':18}{'perplexity':>12}{'over bf16':>12}{'error':>9}   by text")
     report: dict[str, Any] = {"machine": facts, "tokens": counts, "sha256": digest, "rows": {}}
     reference: Floats | None = None
-    for label, opened in columns(base, threads, llama):
-        with opened as reader:
+    for label in names:
+        with reader_of(base, label, threads) as reader:
             losses = read_all(reader, found, label)
         reference = losses if reference is None else reference
         row: dict[str, Any] = summary(losses, reference)
