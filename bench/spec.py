@@ -32,13 +32,30 @@ LONGEST = 8
 MODES = {"off": _ffi.Spec.OFF, "on": _ffi.Spec.ON, "auto": _ffi.Spec.AUTO}
 
 _LIST = "apples, pears, plums, cherries, grapes, oranges, lemons, figs, dates, melons"
-_CODE = """def total_price(items, tax):
-    total = 0
+# About as long as an answer: copied once, it fills it.
+_CODE = """def summarise(items, limit):
+    total = 0.0
+    largest = None
+    for index, item in enumerate(items):
+        if item is None:
+            continue
+        if index >= limit:
+            break
+        total += item.price * item.count
+        if largest is None or item.price > largest.price:
+            largest = item
+    names = sorted(item.name for item in items if item is not None)
+    average = total / len(items) if items else 0.0
+    report = {
+        "total": total,
+        "average": average,
+        "largest": largest.name if largest else "none",
+        "names": names,
+    }
     for item in items:
-        if item.price > 0:
-            total = total + item.price * item.count
-    total = total + total * tax
-    return round(total, 2)
+        if item is not None and item.price > average:
+            report.setdefault("above", []).append(item.name)
+    return report
 """
 REPETITIVE = {
     "list": f"Shopping list: {_LIST}.\n" * 3 + "Shopping list:",
