@@ -6,7 +6,7 @@
  * on as many independent sums as hide their latency:
  *
  *     avx2            vpmaddubsw, vpaddw         (sums of 16 bits, as q4 has them within a group)
- *     avx512_vnni     vpdpbusd on 64 bytes
+ *     avx512          vpdpbusd on 64 bytes
  *     neon            smull or smlal2, sadalp
  *     neon_dotprod    sdot
  */

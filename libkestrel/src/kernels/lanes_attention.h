@@ -57,7 +57,7 @@ KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const 
                            size_t first, const float *q, float *scores)
 {
     const int32_t head_dim = step->head_dim;
-    const int from_memory = type != KESTREL_KV_F32 || n_rows <= 2; /* else out of widen_step */
+    const int from_memory = type != KESTREL_KV_F32 || n_rows <= 2; /* else just widened */
     lanes sum[4][4];
     KS_UNROLL
     for (int r = 0; r < n_rows; r++) {
