@@ -414,7 +414,10 @@ class MIClient:
         for raw in stream:
             line = raw.decode(errors="replace")
             self._note("<", line.rstrip())
-            self._dispatcher.feed(line)
+            # Only the death of gdb leaves a line without an end, and half an array keeps pygdbmi
+            # for ever.
+            if line.endswith("\n"):
+                self._dispatcher.feed(line)
         self._dispatcher.close()
 
     def _read_stderr(self, stream: IO[bytes]) -> None:

@@ -283,6 +283,18 @@ def test_a_gdb_that_dies_at_once(debugkit, mock, tmp_path) -> None:
     assert "no memory" in sentence(done)
 
 
+def test_a_gdb_that_dies_within_a_line(debugkit, mock, tmp_path) -> None:
+    fake = tmp_path / "gdb"
+    fake.write_text(
+        '#!/bin/sh\ncase "$*" in *version*) echo "GNU gdb (fake) 13.1"; exit 0;; esac\n'
+        """read command; printf '*stopped,frame={addr="0x1",args=[{name="n",'\nkill -9 $$\n"""
+    )
+    fake.chmod(0o755)
+    done = debugkit("trace", "--gdb", str(fake), "--", mock.run())
+    assert done.returncode == 5
+    assert "gdb was killed by SIGKILL" in sentence(done)
+
+
 # ---- debugkit itself is told to stop -----------------------------------------------------------
 
 
