@@ -22,6 +22,7 @@ enum { ROWS_PER_TILE = 4 };
 typedef struct key_step {
     const uint8_t *k; /* [4][head_dim][16] */
     const uint8_t *v; /* [64][head_dim] */
+    const uint8_t *next_k; /* keys of the step after this one; its own if it is the last */
     const float *k_scale; /* [64], NULL but for q8 */
     const float *v_scale;
     int32_t head_dim;
@@ -47,17 +48,24 @@ KS_INLINE lanes load_kv_half(kestrel_kv_type type, const uint8_t *data, size_t i
     return load_kv(type, half, 0);
 }
 
+/* Whether a step comes from memory; else it was widened just now, for many rows. */
+KS_INLINE int reads_memory(kestrel_kv_type type, int n_rows)
+{
+    return type != KESTREL_KV_F32 || n_rows <= 2;
+}
+
 /* ---- scores ---------------------------------------------------------------------------------- */
 
 /* scores[r][key] of n_tiles tiles of 16 keys: one fma chain over the dimensions each.
  *
- * Few rows wait for memory. Keys are read in the order in which they lie, but values a few columns at
- * a time, which no processor expects: they are asked for here, while the scores are computed. */
+ * Few rows wait for memory, and read it in an order that no processor expects: keys at four places, values
+ * a few columns at a time. So values are asked for here, while the scores are computed, and the next
+ * step's keys while the values are summed. */
 KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const key_step *step,
                            size_t first, const float *q, float *scores)
 {
     const int32_t head_dim = step->head_dim;
-    const int from_memory = type != KESTREL_KV_F32 || n_rows <= 2; /* else just widened */
+    const int from_memory = reads_memory(type, n_rows);
     lanes sum[4][4];
     KS_UNROLL
     for (int r = 0; r < n_rows; r++) {
@@ -131,6 +139,7 @@ KS_INLINE void add_values(kestrel_kv_type type, int n_rows, int n_vectors, const
                           float *partials)
 {
     const size_t head_dim = (size_t)step->head_dim, stride = KS_PARTIAL_FLOATS(step->head_dim);
+    const int from_memory = reads_memory(type, n_rows);
     float *o = partials + 2 * LANES + d;
     lanes sum[4][4];
     KS_UNROLL
@@ -143,9 +152,11 @@ KS_INLINE void add_values(kestrel_kv_type type, int n_rows, int n_vectors, const
     for (int32_t j = 0; j < n_keys; j++) {
         lanes values[4];
         KS_UNROLL
-        for (int b = 0; b < n_vectors; b++)
-            values[b] =
-                load_kv(type, step->v, (size_t)j * head_dim + (size_t)d + (size_t)b * LANES);
+        for (int b = 0; b < n_vectors; b++) {
+            size_t at = (size_t)j * head_dim + (size_t)d + (size_t)b * LANES;
+            values[b] = load_kv(type, step->v, at);
+            if (from_memory) __builtin_prefetch(step->next_k + at * kv_element(type));
+        }
         KS_UNROLL
         for (int r = 0; r < n_rows; r++) {
             lanes x = lanes_set(weights[r * KS_KEY_STEP + j]);
@@ -287,8 +298,13 @@ void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_
     end = end < begin + KS_KEY_SPAN ? end : begin + KS_KEY_SPAN;
     for (int32_t first = begin; first < end; first += KS_KEY_STEP) {
         size_t offset = (size_t)first * (size_t)head_dim * element;
-        key_step step = {(const uint8_t *)kv->k + offset, (const uint8_t *)kv->v + offset, NULL,
-                         NULL, head_dim};
+        size_t next = first + KS_KEY_STEP < end ? KS_KEY_STEP * (size_t)head_dim * element : 0;
+        key_step step = {
+            .k = (const uint8_t *)kv->k + offset,
+            .v = (const uint8_t *)kv->v + offset,
+            .next_k = (const uint8_t *)kv->k + offset + next,
+            .head_dim = head_dim,
+        };
         kestrel_kv_type type = kv->type;
         if (type == KESTREL_KV_Q8) {
             step.k_scale = kv->k_scale + first;
