@@ -41,16 +41,22 @@ typedef struct ks_worker {
     pthread_t thread;
 } ks_worker;
 
+/* The chunks that a thread begins with, and that others take from when they have done theirs. */
+typedef struct ks_chunk_range {
+    _Alignas(128) atomic_int next;
+    int32_t end;
+} ks_chunk_range;
+
 struct ks_pool {
     /* Each on a cache line of its own: they are written by different threads at different times. */
     _Alignas(128) atomic_uint job;
-    _Alignas(128) atomic_int next_chunk;
     _Alignas(128) atomic_int n_running;
     _Alignas(128) atomic_int n_sleeping;
     _Alignas(128) atomic_bool caller_sleeps;
+    ks_chunk_range ranges[KS_MAX_THREADS];
     _Alignas(128) ks_job_fn fn;
     void *arg;
-    int32_t n_chunks;
+    int32_t n_job_threads;
     bool quit;
     int32_t n_threads;
     int32_t n_started;
@@ -62,12 +68,15 @@ struct ks_pool {
 
 static void work(ks_pool *pool, int32_t thread)
 {
-    for (;;) {
-        int32_t chunk = atomic_fetch_add_explicit(&pool->next_chunk, 1, memory_order_relaxed);
-        if (chunk >= pool->n_chunks) {
-            return;
+    for (int32_t i = 0; i < pool->n_job_threads; i++) {
+        ks_chunk_range *range = &pool->ranges[(thread + i) % pool->n_job_threads];
+        for (;;) {
+            int32_t chunk = atomic_fetch_add_explicit(&range->next, 1, memory_order_relaxed);
+            if (chunk >= range->end) {
+                break;
+            }
+            pool->fn(pool->arg, chunk, thread);
         }
-        pool->fn(pool->arg, chunk, thread);
     }
 }
 
@@ -158,8 +167,12 @@ void ks_pool_run(ks_pool *pool, int32_t n_threads, ks_job_fn fn, void *arg, int3
     }
     pool->fn = fn;
     pool->arg = arg;
-    pool->n_chunks = n_chunks;
-    atomic_store_explicit(&pool->next_chunk, 0, memory_order_relaxed);
+    pool->n_job_threads = n_threads;
+    for (int32_t i = 0; i < n_threads; i++) {
+        int32_t first = (int32_t)((int64_t)n_chunks * i / n_threads);
+        atomic_store_explicit(&pool->ranges[i].next, first, memory_order_relaxed);
+        pool->ranges[i].end = (int32_t)((int64_t)n_chunks * (i + 1) / n_threads);
+    }
     atomic_store_explicit(&pool->n_running, n_threads - 1, memory_order_relaxed);
     post(pool, n_threads);
     work(pool, 0);

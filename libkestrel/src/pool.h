@@ -2,8 +2,9 @@
  * pool.h - the threads of a model.
  *
  * One persistent pool per model. A job is a function over chunk numbers; every thread, the caller
- * included, takes the next number from one atomic counter until none is left, so a slow core simply
- * takes fewer. A chunk computes whole output values, so who computes it cannot change a bit.
+ * included, begins with an even share of neighbouring chunks, so that it reads one stretch of memory,
+ * and then takes what is left of the others', so a slow core simply computes fewer. A chunk computes
+ * whole output values, so who computes it cannot change a bit.
  */
 #ifndef KS_POOL_H
 #define KS_POOL_H
