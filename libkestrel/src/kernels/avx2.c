@@ -355,6 +355,7 @@ KS_INLINE void q4_tile(int n_blocks, int n_tokens, const uint8_t *weights, size_
             }
         }
         next_group(n_blocks, w, KS_Q4_BLOCK_BYTES);
+        ks_ask_ahead(&x);
         x.q += KS_GROUP;
         x.d++;
         x.s++;
@@ -413,6 +414,7 @@ KS_INLINE void expanded_tile(int n_blocks, int n_tokens, const uint8_t *weights,
             }
         }
         next_group(n_blocks, w, EXPANDED_BYTES);
+        ks_ask_ahead(&x);
         x.q += KS_GROUP;
         x.d++;
         x.s++;
@@ -460,6 +462,7 @@ KS_INLINE void q8_tile(int n_blocks, int n_tokens, const uint8_t *weights, size_
                     add_group(scales, x.d[(size_t)t * x.n_groups], isum[r][t], acc.of[r][t]);
         }
         next_group(n_blocks, w, KS_Q8_BLOCK_BYTES);
+        ks_ask_ahead(&x);
         x.q += KS_GROUP;
         x.d++;
     }
@@ -468,10 +471,10 @@ KS_INLINE void q8_tile(int n_blocks, int n_tokens, const uint8_t *weights, size_
 
 #define TILE(kind, n_blocks, n_tokens)                                                             \
     KS_NOINLINE void kind##_##n_blocks##x##n_tokens(const uint8_t *weights, size_t stride,         \
-                                                    ks_token_rows x, float *y, size_t ldy,         \
+                                                    const ks_token_rows *x, float *y, size_t ldy,  \
                                                     int32_t n_rows)                                \
     {                                                                                              \
-        kind(n_blocks, n_tokens, weights, stride, x, y, ldy, n_rows);                              \
+        kind(n_blocks, n_tokens, weights, stride, *x, y, ldy, n_rows);                             \
     }
 /* One or two tokens wait for memory: four streams of weights keep more of it on the way than two. */
 #define TILES(kind, n_blocks, n_blocks_of_few)                                                     \

@@ -476,8 +476,9 @@ KS_INLINE void next_group(int n_tokens, token_pointers *p)
     }
 }
 
-KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8_t *weights,
-                             size_t stride, ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
+KS_INLINE void expanded_groups(kestrel_weight_type type, int n_tokens, int asks_ahead,
+                               const uint8_t *weights, size_t stride, ks_token_rows x, float *y,
+                               size_t ldy, int32_t n_rows)
 {
     const uint8_t *w[EXPANDED_PAIRS] = {weights, weights + PAIR_BLOCKS * stride};
     token_pointers p = point_at(n_tokens, x);
@@ -513,6 +514,7 @@ KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8
             __asm__("" : "+r"(w[r]));
         }
         next_group(n_tokens, &p);
+        if (asks_ahead) ks_ask_ahead(&x);
     }
     KS_UNROLL
     for (int t = 0; t < n_tokens; t++) {
@@ -521,13 +523,24 @@ KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8
     }
 }
 
+/* Two loops, because the one that does not ask needs every general register. */
+KS_INLINE void expanded_tile(kestrel_weight_type type, int n_tokens, const uint8_t *weights,
+                             size_t stride, ks_token_rows x, float *y, size_t ldy, int32_t n_rows)
+{
+    if (x.ahead_step > 0)
+        expanded_groups(type, n_tokens, 1, weights, stride, x, y, ldy, n_rows);
+    else
+        expanded_groups(type, n_tokens, 0, weights, stride, x, y, ldy, n_rows);
+}
+
 /* ---- tiles in use ---------------------------------------------------------------------------- */
 
 #define TILE(name, kind, type, n_tokens)                                                           \
-    KS_NOINLINE void name##_##n_tokens(const uint8_t *weights, size_t stride, ks_token_rows x,     \
-                                       float *y, size_t ldy, int32_t n_rows)                       \
+    KS_NOINLINE void name##_##n_tokens(const uint8_t *weights, size_t stride,                      \
+                                       const ks_token_rows *x, float *y, size_t ldy,               \
+                                       int32_t n_rows)                                             \
     {                                                                                              \
-        kind(type, n_tokens, weights, stride, x, y, ldy, n_rows);                                  \
+        kind(type, n_tokens, weights, stride, *x, y, ldy, n_rows);                                 \
     }
 #define STREAM_TILES(name, type)                                                                   \
     TILE(name, stream_tile, type, 1)                                                               \

@@ -149,8 +149,8 @@ KS_INLINE void store_sums(int n_blocks, int n_tokens, const tile_sums *acc, floa
 /* Defines kind_<n_blocks>x<n_tokens> from an inline `tile`. */
 #define TILE(name, kind, n_blocks, n_tokens)                                                       \
     KS_NOINLINE void name##_##n_blocks##x##n_tokens(const uint8_t *weights, size_t stride,         \
-                                                    ks_token_rows x, float *y, size_t ldy,         \
+                                                    const ks_token_rows *x, float *y, size_t ldy,  \
                                                     int32_t n_rows)                                \
     {                                                                                              \
-        tile(kind, n_blocks, n_tokens, weights, stride, x, y, ldy, n_rows);                        \
+        tile(kind, n_blocks, n_tokens, weights, stride, *x, y, ldy, n_rows);                       \
     }

@@ -15,19 +15,30 @@
 
 #include "kernels.h"
 
-/* The first token of a tile, and how far the next one is. */
+/* The first token of a tile, and how far the next one is; and what the tile may ask memory for
+ * meanwhile, `ahead_step` bytes per group: the weights of the next strip. */
 typedef struct ks_token_rows {
     const int8_t *q;
     const float *d;
     const int32_t *s;
     size_t n_cols; /* between the tokens' q */
     size_t n_groups; /* between the tokens' d and s; groups to process */
+    const uint8_t *ahead;
+    size_t ahead_step; /* a multiple of 64; 0: nothing */
 } ks_token_rows;
+
+/* Once per group: into the second-level cache. */
+static inline void ks_ask_ahead(ks_token_rows *x)
+{
+    for (size_t i = 0; i < x->ahead_step; i += 64)
+        __builtin_prefetch(x->ahead + i, 0, 2);
+    x->ahead += x->ahead_step;
+}
 
 /* Computes y[t * ldy + r] for the tile's tokens and r < n_rows. `weights` is the first row block,
  * packed or expanded; the next ones are `stride` bytes apart. Of the tile's row blocks only those
  * that n_rows reaches exist. */
-typedef void (*ks_tile_fn)(const uint8_t *weights, size_t stride, ks_token_rows x, float *y,
+typedef void (*ks_tile_fn)(const uint8_t *weights, size_t stride, const ks_token_rows *x, float *y,
                            size_t ldy, int32_t n_rows);
 
 /* Where row block b of a tile is. In place of one that does not exist the first is computed again
