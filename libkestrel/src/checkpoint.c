@@ -331,6 +331,14 @@ kestrel_status ks_checkpoint_open(const char *directory, ks_checkpoint **checkpo
     return KESTREL_OK;
 }
 
+void ks_checkpoint_give_back(const ks_checkpoint *checkpoint)
+{
+    for (int32_t i = 0; i < checkpoint->n_shards; i++) {
+        const ks_mapping *mapping = &checkpoint->shards[i].mapping;
+        if (mapping->bytes) madvise((void *)mapping->bytes, mapping->n_bytes, MADV_DONTNEED);
+    }
+}
+
 void ks_checkpoint_close(ks_checkpoint *checkpoint)
 {
     if (!checkpoint) return;

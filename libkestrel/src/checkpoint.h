@@ -144,6 +144,8 @@ typedef struct ks_checkpoint ks_checkpoint;
  * index, the tensors it names and those in the shards must be the same, each in the shard it says. */
 kestrel_status ks_checkpoint_open(const char *directory, ks_checkpoint **checkpoint,
                                   kestrel_error *error);
+/* The pages touched so far need not stay resident; what is read again comes back by itself. */
+void ks_checkpoint_give_back(const ks_checkpoint *checkpoint);
 /* NULL is allowed. Unmaps the files: every ks_tensor and its data are gone. */
 void ks_checkpoint_close(ks_checkpoint *checkpoint);
 int32_t ks_checkpoint_n_tensors(const ks_checkpoint *checkpoint);

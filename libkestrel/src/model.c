@@ -181,6 +181,8 @@ static kestrel_status open_model(kestrel_model *model, const char *path,
     if (status == KESTREL_OK) {
         model->decode_bytes = count_decode_bytes(model);
         model->fingerprint = fingerprint_of(model);
+        /* A little of every tensor was read; where files lie in pages of 2 MB, that is most of it. */
+        ks_checkpoint_give_back(model->checkpoint);
     }
     return status;
 }

@@ -10,8 +10,6 @@
  * soon as a tensor is done.
  */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -44,7 +42,7 @@ typedef struct ks_quantizer {
     char *header; /* the JSON, padded with spaces */
     size_t header_bytes;
     uint8_t *buffer; /* [BUFFER_BYTES] */
-    int fd;
+    ks_writer file;
     int64_t done_bytes;
     int64_t total_bytes;
     kestrel_progress_fn progress;
@@ -184,12 +182,16 @@ static kestrel_status make_header(ks_quantizer *q)
 
 /* ---- writing ------------------------------------------------------------------------------------ */
 
+static kestrel_status cannot_write(const ks_quantizer *q)
+{
+    return ks_fail(q->error, KESTREL_IO, "%s: could not be written: %s", q->path,
+                   strerror(q->file.first_errno));
+}
+
 static kestrel_status write_bytes(ks_quantizer *q, const void *data, size_t n_bytes)
 {
-    int code = ks_write_all(q->fd, data, n_bytes);
-    return code == 0 ? KESTREL_OK
-                     : ks_fail(q->error, KESTREL_IO, "%s: could not be written: %s", q->path,
-                               strerror(code));
+    ks_writer_add(&q->file, data, n_bytes);
+    return q->file.first_errno == 0 ? KESTREL_OK : cannot_write(q);
 }
 
 static kestrel_status advance(ks_quantizer *q, size_t n_bytes)
@@ -282,10 +284,6 @@ static kestrel_status write_file(ks_quantizer *q)
     for (int32_t i = 0; status == KESTREL_OK && i < q->n_items; i++) {
         status = write_item(q, &q->items[i]);
     }
-    if (status == KESTREL_OK && fsync(q->fd) != 0) {
-        status =
-            ks_fail(q->error, KESTREL_IO, "%s: could not be synced: %s", q->path, strerror(errno));
-    }
     return status;
 }
 
@@ -313,17 +311,14 @@ static kestrel_status start_pool(ks_quantizer *q)
 
 static kestrel_status create_and_write(ks_quantizer *q)
 {
-    q->fd = open(q->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (q->fd < 0) {
-        return ks_fail(q->error, KESTREL_IO, "%s: could not be created: %s", q->path,
-                       strerror(errno));
-    }
-    kestrel_status status = write_file(q);
-    if (close(q->fd) != 0 && status == KESTREL_OK) {
-        status =
-            ks_fail(q->error, KESTREL_IO, "%s: could not be closed: %s", q->path, strerror(errno));
-    }
+    ks_writer_open(&q->file, q->path, 0666);
+    kestrel_status status = q->file.first_errno == 0 ? write_file(q) : KESTREL_OK;
     if (status != KESTREL_OK) {
+        ks_writer_abandon(&q->file);
+    } else if (ks_writer_finish(&q->file) != 0) {
+        status = cannot_write(q);
+    }
+    if (status != KESTREL_OK && q->file.fd >= 0) {
         unlink(q->path);
     }
     return status;

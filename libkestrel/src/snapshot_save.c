@@ -16,35 +16,27 @@
 
 enum { MAX_PATH = 4096 };
 
-/* A file that is being written: the first error stays, later writes do nothing. */
-typedef struct ks_writer {
-    int fd;
-    int first_errno;
+/* The file and the checksum of the section that is being written. */
+typedef struct ks_sections {
+    ks_writer file;
     ks_checksum sum;
-} ks_writer;
-
-static void write_bytes(ks_writer *w, const void *data, size_t n_bytes)
-{
-    if (w->first_errno == 0) {
-        w->first_errno = ks_write_all(w->fd, data, n_bytes);
-    }
-}
+} ks_sections;
 
 /* Data and its zero padding, into the file and the running checksum. */
-static void write_section(ks_writer *w, const void *data, size_t n_bytes)
+static void write_section(ks_sections *w, const void *data, size_t n_bytes)
 {
     size_t whole = n_bytes / KS_SNAPSHOT_PAD * KS_SNAPSHOT_PAD;
     uint8_t tail[KS_SNAPSHOT_PAD] = {0};
     ks_checksum_add(&w->sum, data, whole);
-    write_bytes(w, data, whole);
+    ks_writer_add(&w->file, data, whole);
     if (whole < n_bytes) {
         memcpy(tail, (const uint8_t *)data + whole, n_bytes - whole);
         ks_checksum_add(&w->sum, tail, KS_SNAPSHOT_PAD);
-        write_bytes(w, tail, KS_SNAPSHOT_PAD);
+        ks_writer_add(&w->file, tail, KS_SNAPSHOT_PAD);
     }
 }
 
-static uint64_t end_section(ks_writer *w)
+static uint64_t end_section(ks_sections *w)
 {
     uint64_t value = ks_checksum_value(&w->sum);
     w->sum = (ks_checksum){0};
@@ -53,7 +45,7 @@ static uint64_t end_section(ks_writer *w)
 
 /* A K tile with lanes that hold no token of this timeline: they are written as zero, in steps of a
  * small buffer. */
-static void write_partial_tile(ks_writer *w, const ks_piece *piece)
+static void write_partial_tile(ks_sections *w, const ks_piece *piece)
 {
     uint8_t rows[16 * KS_KEY_TILE * sizeof(float)];
     size_t row_bytes = KS_KEY_TILE * piece->lane_bytes;
@@ -71,7 +63,7 @@ static void write_partial_tile(ks_writer *w, const ks_piece *piece)
     }
 }
 
-static void write_layer(ks_writer *w, const ks_kv_cache *kv, int32_t layer, int32_t n_tokens)
+static void write_layer(ks_sections *w, const ks_kv_cache *kv, int32_t layer, int32_t n_tokens)
 {
     for (int32_t h = 0; h < kv->n_kv_heads; h++) {
         ks_piece pieces[KS_SNAPSHOT_PIECES];
@@ -86,11 +78,11 @@ static void write_layer(ks_writer *w, const ks_kv_cache *kv, int32_t layer, int3
     }
 }
 
-static void write_snapshot(ks_writer *w, const kestrel_session *session, uint64_t *sums)
+static void write_snapshot(ks_sections *w, const kestrel_session *session, uint64_t *sums)
 {
     int32_t n = session->seq_len;
     ks_snapshot_header header = ks_snapshot_header_for(session, n, session->has_logits);
-    write_bytes(w, &header, sizeof header);
+    ks_writer_add(&w->file, &header, sizeof header);
     write_section(w, session->token_ids, (size_t)n * sizeof(int32_t));
     sums[0] = end_section(w);
     if (session->has_logits) {
@@ -101,10 +93,7 @@ static void write_snapshot(ks_writer *w, const kestrel_session *session, uint64_
         write_layer(w, &session->kv, l, n);
         sums[2 + l] = end_section(w);
     }
-    write_bytes(w, sums, (size_t)(2 + session->n_layers) * sizeof(uint64_t));
-    if (w->first_errno == 0 && fsync(w->fd) != 0) {
-        w->first_errno = errno;
-    }
+    ks_writer_add(&w->file, sums, (size_t)(2 + session->n_layers) * sizeof(uint64_t));
 }
 
 /* The directory of a path, opened, so that the rename itself reaches the disk. */
@@ -139,27 +128,23 @@ static kestrel_status save(const kestrel_session *session, const char *path, kes
         return ks_fail(error, KESTREL_INVALID, "%.200s...: the path is too long, or no memory",
                        path);
     }
-    ks_writer w = {.fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)};
-    if (w.fd < 0) {
-        w.first_errno = errno;
-    } else {
+    ks_sections w = {0};
+    ks_writer_open(&w.file, temporary, 0600);
+    if (w.file.first_errno == 0) {
         write_snapshot(&w, session, sums);
-        if (close(w.fd) != 0 && w.first_errno == 0) {
-            w.first_errno = errno;
-        }
-    }
-    if (w.first_errno == 0 && rename(temporary, path) != 0) {
-        w.first_errno = errno;
     }
     free(sums);
-    if (w.first_errno != 0) {
-        if (w.fd >= 0) {
+    int code = ks_writer_finish(&w.file);
+    if (code == 0 && rename(temporary, path) != 0) {
+        code = errno;
+    }
+    if (code != 0) {
+        if (w.file.fd >= 0) {
             unlink(temporary);
         }
-        return ks_fail(error, KESTREL_IO, "%s: could not be written: %s", path,
-                       strerror(w.first_errno));
+        return ks_fail(error, KESTREL_IO, "%s: could not be written: %s", path, strerror(code));
     }
-    int code = sync_directory(path);
+    code = sync_directory(path);
     return code == 0 ? KESTREL_OK
                      : ks_fail(error, KESTREL_IO, "%s: its directory could not be synced: %s", path,
                                strerror(code));

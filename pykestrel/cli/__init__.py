@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -91,6 +92,9 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the command."""
+    # numpy's BLAS, which nothing here calls, would start threads that spin for a tenth of a second
+    # on the cores of the first prefill.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A terminal that cannot show a character shows "?", and the answer goes on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,24 @@ def test_a_bias_that_the_config_does_not_mention_is_used(tmp_path: Path) -> None
     assert last_logits(directory) == promised
     changed(directory, without("model.layers.1.mlp.down_proj.bias"))
     assert last_logits(directory) != promised
+
+
+def resident_bytes(file: Path) -> int:
+    """How much of a mapped file is resident in this process, from /proc/self/smaps."""
+    mappings = re.split(
+        r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M
+    )
+    ours = [
+        text for text in mappings if text.splitlines()[:1] and str(file) in text.splitlines()[0]
+    ]
+    assert ours, f"{file} is not mapped"
+    return sum(1024 * int(n) for text in ours for n in re.findall(r"^Rss:\s+(\d+) kB", text, re.M))
+
+
+def test_weights_are_resident_only_from_the_first_token_on(tmp_path: Path) -> None:
+    directory = write("qwen3-untied", tmp_path)
+    file = directory / "model.safetensors"
+    with Model(directory, threads=1) as model, model.session() as session:
+        assert resident_bytes(file) == 0
+        session.prefill([1, 2, 3])
+        assert resident_bytes(file) > 0
