@@ -71,7 +71,7 @@ static void heads_row(const ks_heads_job *job, int32_t row)
     for (int32_t h = 0; h < c->n_kv_heads; h++) {
         float *head = k + (size_t)h * head_dim;
         turn_head(model, head, layer->k_norm, cos_sin);
-        ks_kv_store(&segment->session->kv.layer[job->layer].head[h], position, head,
+        ks_kv_store(model->kernels, &segment->session->kv.layer[job->layer].head[h], position, head,
                     v + (size_t)h * head_dim);
     }
 }

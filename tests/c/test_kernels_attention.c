@@ -47,7 +47,7 @@ static void cache_new(cache *c, kestrel_kv_type type, int32_t head_dim)
             v[d] = pos == 5 ? 0.0f
                             : random_normal(); /* a value of zeros: signs of zero must not show */
         }
-        ks_kv_store(&c->kv, pos, k, v);
+        ks_kv_store(tables[0], &c->kv, pos, k, v);
     }
     float scale = (float)(1.0 / sqrt(head_dim));
     for (int32_t i = 0; i < N_ROWS * head_dim; i++)
@@ -234,7 +234,7 @@ static void test_kv_store_and_load(void)
                 k_largest = ks_abs(k[d]) > k_largest ? ks_abs(k[d]) : k_largest;
                 v_largest = ks_abs(v[d]) > v_largest ? ks_abs(v[d]) : v_largest;
             }
-            ks_kv_store(&c.kv, pos, k, v);
+            ks_kv_store(tables[0], &c.kv, pos, k, v);
             ks_kv_load(&c.kv, pos, k_back, v_back);
             for (int d = 0; d < 24; d++) {
                 CHECK_NEAR(k_back[d], k[d], tolerance[type] * k_largest);
@@ -243,7 +243,8 @@ static void test_kv_store_and_load(void)
         }
         for (int d = 0; d < 24; d++)
             k[d] = v[d] = d % 2 ? 1e9f : -1e9f;
-        ks_kv_store(&c.kv, 3, k, v); /* too large for a half: the largest half, no infinity */
+        ks_kv_store(tables[0], &c.kv, 3, k,
+                    v); /* too large for a half: the largest half, no infinity */
         ks_kv_load(&c.kv, 3, k_back, v_back);
         CHECK_NEAR(k_back[1], type == KESTREL_KV_F16 ? 65504.0 : 1e9, 100.0);
         CHECK_NEAR(v_back[0], type == KESTREL_KV_F16 ? -65504.0 : -1e9, 100.0);

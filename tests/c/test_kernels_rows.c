@@ -252,6 +252,40 @@ static void test_exp_range(void)
     CHECK_DIGEST("exp", digest_add(DIGEST_START, expected, sizeof expected), 0xa8c3b10335187339ull);
 }
 
+/* ---- narrow_f16 ------------------------------------------------------------------------------ */
+
+/* Every sign, exponent and leading mantissa, with the low bits that rounding depends on: zero, a tie, and
+ * one beside it. */
+static void test_narrow_f16(void)
+{
+    static const uint32_t low_bits[] = {0, 1, 0xfff, 0x1000, 0x1001, 0x1fff};
+    enum { N = 1 << 16, N_LOW = sizeof low_bits / sizeof low_bits[0] };
+    static float x[N];
+    static uint16_t expected[N], actual[N];
+    for (size_t k = 0; k < N_LOW; k++) {
+        for (uint32_t i = 0; i < N; i++) {
+            uint32_t bits = i << 16 | low_bits[k], magnitude = bits & 0x7fffffffu;
+            x[i] = ks_f32_from_bits(magnitude > 0x7f800000u ? 0 : bits); /* no NaN */
+        }
+        tables[0]->narrow_f16(expected, x, N);
+        for (int32_t i = 0; i < N; i++) {
+            float back = ks_f32_from_f16(expected[i]), limited = x[i];
+            limited = limited > 65504.0f ? 65504.0f : limited < -65504.0f ? -65504.0f : limited;
+            CHECK(fabs(back - limited) <= fmax(fabs(limited) * 0x1p-11, 0x1p-25));
+        }
+        for (int i = 1; i < n_tables; i++) {
+            tables[i]->narrow_f16(actual, x, N);
+            check_same("narrow_f16", tables[i], N, actual, expected, sizeof actual);
+            for (int32_t n = 1; n < 40; n++) {
+                memset(actual, 0xff, sizeof actual);
+                tables[i]->narrow_f16(actual, x + N / 3, n);
+                check_same("narrow_f16", tables[i], n, actual, expected + N / 3, (size_t)n * 2);
+                CHECK(actual[n] == 0xffff);
+            }
+        }
+    }
+}
+
 int main(void)
 {
     n_tables = available_tables(tables);
@@ -260,6 +294,7 @@ int main(void)
     RUN(test_silu_mul);
     RUN(test_rope);
     RUN(test_exp_sum);
+    RUN(test_narrow_f16);
     RUN(test_exp_range);
     return check_summary();
 }

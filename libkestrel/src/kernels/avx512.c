@@ -61,6 +61,11 @@ KS_INLINE lanes lanes_load_f16(const void *p)
     return _mm512_cvtph_ps(_mm256_loadu_si256(p));
 }
 
+KS_INLINE void lanes_store_f16(void *p, lanes v)
+{
+    _mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+
 KS_INLINE lanes lanes_load_i8(const void *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));

@@ -121,6 +121,9 @@ typedef struct ks_kernels {
 
     /* y[i] = exp(x[i] - max), 0 below max - 64; returns their sum16. y may be x. */
     float (*exp_sum)(float *y, const float *x, float max, int32_t n);
+
+    /* out[i] = x[i] as float16, rounded to nearest even; beyond the largest one, that. */
+    void (*narrow_f16)(uint16_t *out, const float *x, int32_t n);
 } ks_kernels;
 
 /* The table for `isa` (AUTO: the best one), NULL if this build or processor has none. */
@@ -146,7 +149,8 @@ void ks_pack_row_block_nearest(kestrel_weight_type type, const float *rows, int3
 void ks_matrix_row(const ks_matrix *w, int32_t r, float *out);
 
 /* Stores one token's key and value (float32 [head_dim]) at position pos. */
-void ks_kv_store(const ks_kv_head *kv, int32_t pos, const float *k, const float *v);
+void ks_kv_store(const ks_kernels *kernels, const ks_kv_head *kv, int32_t pos, const float *k,
+                 const float *v);
 
 /* Reads them back, widened to float32. */
 void ks_kv_load(const ks_kv_head *kv, int32_t pos, float *k, float *v);

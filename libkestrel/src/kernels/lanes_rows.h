@@ -7,6 +7,7 @@
  *     lanes_load, lanes_store                     16 floats, any alignment
  *     lanes_load_first, lanes_store_first         the first n, 1..16; the rest reads as +0
  *     lanes_load_bf16, lanes_load_f16             widening, exact
+ *     lanes_store_f16                             rounding to nearest even
  *     lanes_set, _add, _sub, _mul, _div, _max, _min      a > b ? a : b and a < b ? a : b
  *     lanes_fma  a * b + c      lanes_fnma  c - a * b      lanes_fms  a * b - c       one rounding
  *     lanes_scale(e, t)                           adds t << 23 to the bits of e
@@ -107,6 +108,18 @@ float KERNEL(exp_sum)(float *y, const float *x, float max, int32_t n)
         sum = lanes_add(sum, left == LANES ? e : lanes_load_first(y + i, left));
     }
     return lanes_sum(sum);
+}
+
+void KERNEL(narrow_f16)(uint16_t *out, const float *x, int32_t n)
+{
+    const lanes most = lanes_set(KS_F16_MAX), least = lanes_set(-KS_F16_MAX);
+    for (int32_t i = 0; i < n; i += LANES) {
+        int32_t left = lanes_left(n - i);
+        lanes v = lanes_max(lanes_min(lanes_load_first(x + i, left), most), least);
+        uint16_t half[LANES];
+        lanes_store_f16(half, v);
+        memcpy(out + i, half, (size_t)left * sizeof half[0]);
+    }
 }
 
 /* ---- matmul, float types --------------------------------------------------------------------- */

@@ -80,6 +80,13 @@ KS_INLINE lanes lanes_load_f16(const void *p)
     return EACH(vcvt_f32_f16(vreinterpret_f16_u16(load_half(p, i))));
 }
 
+KS_INLINE void lanes_store_f16(void *p, lanes a)
+{
+    KS_UNROLL
+    for (int i = 0; i < 4; i++)
+        vst1_u8((uint8_t *)p + 8 * i, vreinterpret_u8_f16(vcvt_f16_f32(a.v[i])));
+}
+
 KS_INLINE lanes lanes_load_i8(const void *p)
 {
     int8x16_t bytes = vld1q_s8(p);

@@ -130,12 +130,14 @@ static inline uint16_t ks_f16_from_f32(float value)
     return (uint16_t)(sign | (bits >= 0x477ff000u ? special : finite));
 }
 
+#define KS_F16_MAX 65504.0f
+
 /* The same, but the largest finite half stands in for everything beyond it. Caches and scales use
  * this one: an infinity there would turn into a NaN in the first product with zero. */
 static inline uint16_t ks_f16_from_f32_finite(float value)
 {
-    value = value < 65504.0f ? value : 65504.0f;
-    value = value > -65504.0f ? value : -65504.0f;
+    value = value < KS_F16_MAX ? value : KS_F16_MAX;
+    value = value > -KS_F16_MAX ? value : -KS_F16_MAX;
     return ks_f16_from_f32(value);
 }
 

@@ -218,6 +218,12 @@ float ks_portable_exp_sum(float *y, const float *x, float max, int32_t n)
     return sum_lanes(lane);
 }
 
+void ks_portable_narrow_f16(uint16_t *out, const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        out[i] = ks_f16_from_f32_finite(x[i]);
+}
+
 /* ---- attention ------------------------------------------------------------------------------- */
 
 static void widen_kv(kestrel_kv_type type, const void *data, size_t first, int32_t n, float *out)

@@ -339,10 +339,16 @@ static float store_q8_row(const float *x, int32_t n, int8_t *q, size_t stride)
     return is_zero ? 0.0f : largest / 127.0f;
 }
 
-static void store_f16_row(const float *x, int32_t n, uint16_t *out, size_t stride)
+static void store_f16_key(const ks_kernels *kernels, const float *x, int32_t n, uint16_t *out)
 {
-    for (int32_t i = 0; i < n; i++)
-        out[(size_t)i * stride] = ks_f16_from_f32_finite(x[i]);
+    enum { PART = 128 };
+    uint16_t half[PART];
+    for (int32_t first = 0; first < n; first += PART) {
+        int32_t count = n - first < PART ? n - first : PART;
+        kernels->narrow_f16(half, x + first, count);
+        for (int32_t i = 0; i < count; i++)
+            out[(size_t)(first + i) * KS_KEY_TILE] = half[i];
+    }
 }
 
 static void store_f32_row(const float *x, int32_t n, float *out, size_t stride)
@@ -351,7 +357,8 @@ static void store_f32_row(const float *x, int32_t n, float *out, size_t stride)
         out[(size_t)i * stride] = x[i];
 }
 
-void ks_kv_store(const ks_kv_head *kv, int32_t pos, const float *k, const float *v)
+void ks_kv_store(const ks_kernels *kernels, const ks_kv_head *kv, int32_t pos, const float *k,
+                 const float *v)
 {
     const int32_t n = kv->head_dim;
     size_t key = key_index(kv, pos), value = (size_t)pos * (size_t)n;
@@ -361,8 +368,8 @@ void ks_kv_store(const ks_kv_head *kv, int32_t pos, const float *k, const float 
         store_f32_row(v, n, (float *)kv->v + value, 1);
         break;
     case KESTREL_KV_F16:
-        store_f16_row(k, n, (uint16_t *)kv->k + key, KS_KEY_TILE);
-        store_f16_row(v, n, (uint16_t *)kv->v + value, 1);
+        store_f16_key(kernels, k, n, (uint16_t *)kv->k + key);
+        kernels->narrow_f16((uint16_t *)kv->v + value, v, n);
         break;
     case KESTREL_KV_Q8:
         kv->k_scale[pos] = store_q8_row(k, n, (int8_t *)kv->k + key, KS_KEY_TILE);

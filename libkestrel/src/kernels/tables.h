@@ -33,14 +33,16 @@ extern const ks_kernels ks_kernels_neon_dotprod; /* neon_dotprod.c */
                                 int32_t n_rows, int32_t span, float *partials, void *scratch);     \
     void ks_##isa##_attend_merge(float *into, const float *next, int32_t head_dim);                \
     void ks_##isa##_attend_finish(const float *partial, int32_t head_dim, float *out);             \
-    float ks_##isa##_exp_sum(float *y, const float *x, float max, int32_t n);
+    float ks_##isa##_exp_sum(float *y, const float *x, float max, int32_t n);                      \
+    void ks_##isa##_narrow_f16(uint16_t *out, const float *x, int32_t n);
 
 /* Their initialisers in a table. */
 #define KS_ROW_KERNELS(isa)                                                                        \
     .quantize_row = ks_##isa##_quantize_row, .rmsnorm = ks_##isa##_rmsnorm,                        \
     .silu_mul = ks_##isa##_silu_mul, .rope = ks_##isa##_rope,                                      \
     .attend_span = ks_##isa##_attend_span, .attend_merge = ks_##isa##_attend_merge,                \
-    .attend_finish = ks_##isa##_attend_finish, .exp_sum = ks_##isa##_exp_sum
+    .attend_finish = ks_##isa##_attend_finish, .exp_sum = ks_##isa##_exp_sum,                      \
+    .narrow_f16 = ks_##isa##_narrow_f16
 
 KS_DECLARE_ROW_KERNELS(portable)
 KS_DECLARE_ROW_KERNELS(avx2)
