@@ -7,7 +7,8 @@ Needs the packages gguf and llama-cpp-python, the latter built for this processo
     CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python gguf
 
 Each pair is one weight type of ours against one of theirs. In each round both sides read prompts
-of 18, 512 and 2,048 tokens and decode 64 tokens after the first and the last, in turn: A B A B.
+of 18, 512 and 2,048 tokens and decode 64 tokens after the first and the last, in turn: A B A B
+(18 tokens and what follows three times, of which the median counts).
 The other side runs with flash attention on or off, for each figure whichever was faster in a first
 look. Both keep keys and values as f16 and use the same number of threads. A ratio above 1 is ours
 faster.
@@ -34,6 +35,8 @@ from harness import default_cache, machine, machine_lines, median, token_ids, wr
 
 N_DECODE = 64
 PROMPTS = (18, 512, 2048)
+SHORT, RUNS_OF_SHORT = 64, 3  # a single run of a few tokens is a matter of luck
+SETTLE = 0.2  # seconds: threads of the other side go on spinning for a while
 DECODE_AFTER = {18: "decode", 2048: "decode at 2048"}
 DEFAULT_PAIRS = ("q4:Q4_0", "q4:Q4_K_M", "q8:Q8_0")
 
@@ -89,10 +92,12 @@ class Side:
     @staticmethod
     def figures(worker: Worker, ids: Any, n: int, n_decode: int) -> dict[str, float]:
         """Seconds per token of one prompt length."""
-        run = worker.run(ids, n, n_decode if n in DECODE_AFTER else 0)
-        found = {f"prefill {n}": run.prefill / n}
+        time.sleep(SETTLE)
+        n_decode = n_decode if n in DECODE_AFTER else 0
+        runs = [worker.run(ids, n, n_decode) for _ in range(RUNS_OF_SHORT if n <= SHORT else 1)]
+        found = {f"prefill {n}": median([run.prefill for run in runs]) / n}
         if n in DECODE_AFTER:
-            found[DECODE_AFTER[n]] = run.decode / n_decode
+            found[DECODE_AFTER[n]] = median([run.decode for run in runs]) / n_decode
         return found
 
     def round(self, ids: Any, n: int) -> None:
