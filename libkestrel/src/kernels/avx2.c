@@ -184,7 +184,7 @@ KS_INLINE float lanes_max_lane(lanes v)
 }
 
 /* Sixteen registers, two per `lanes`: 8 hold sums. */
-enum { FLOAT_TILE_ROWS = 2, FLOAT_TILE_TOKENS = 2, WIDEN_FROM_ROWS = 17 };
+enum { FLOAT_TILE_ROWS = 2, FLOAT_TILE_TOKENS = 2, ATTEND_ROWS = 6, WIDEN_FROM_ROWS = 17 };
 #define SCORE_TILES(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 #define VALUE_VECTORS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 

@@ -3,9 +3,9 @@
  * width.
  *
  * Included after lanes_rows.h. The including file has also defined lanes_load_i8 (16 int8,
- * widened), lanes_max_lane (the largest lane), and how many vectors a register tile has for 1, 2
- * and 4 rows: SCORE_TILES(rows), in tiles of 16 keys (1, 2 or 4), and VALUE_VECTORS(rows), in
- * columns of 16.
+ * widened), lanes_max_lane (the largest lane), how many vectors a register tile has for 1, 2, 4 and 6
+ * rows: SCORE_TILES(rows), in tiles of 16 keys (1, 2 or 4), and VALUE_VECTORS(rows), in columns of
+ * 16; ATTEND_ROWS, whether six rows fit into registers (6) or only four (4); and WIDEN_FROM_ROWS.
  *
  * One step is 64 keys: scores (lanes are keys), online softmax, values (lanes are columns). A
  * row's bits do not depend on the rows beside it: a row that sees fewer keys than its neighbours
@@ -16,7 +16,7 @@
 #define NOTHING_SEEN                                                                               \
     (-1e30f) /* the running maximum before the first key; also the score of a masked one */
 
-enum { ROWS_PER_TILE = 4 };
+enum { MOST_ROWS = 6 };
 
 /* One step's keys and values, where its first key begins. */
 typedef struct key_step {
@@ -66,7 +66,7 @@ KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const 
 {
     const int32_t head_dim = step->head_dim;
     const int from_memory = reads_memory(type, n_rows);
-    lanes sum[4][4];
+    lanes sum[MOST_ROWS][4];
     KS_UNROLL
     for (int r = 0; r < n_rows; r++) {
         KS_UNROLL
@@ -141,7 +141,7 @@ KS_INLINE void add_values(kestrel_kv_type type, int n_rows, int n_vectors, const
     const size_t head_dim = (size_t)step->head_dim, stride = KS_PARTIAL_FLOATS(step->head_dim);
     const int from_memory = reads_memory(type, n_rows);
     float *o = partials + 2 * LANES + d;
-    lanes sum[4][4];
+    lanes sum[MOST_ROWS][4];
     KS_UNROLL
     for (int r = 0; r < n_rows; r++) {
         KS_UNROLL
@@ -196,7 +196,7 @@ KS_INLINE void step_rows(kestrel_kv_type type, int n_rows, const key_step *step,
 {
     const int32_t head_dim = step->head_dim;
     const int n_tiles = SCORE_TILES(n_rows), n_vectors = VALUE_VECTORS(n_rows);
-    float weights[ROWS_PER_TILE * KS_KEY_STEP], correction[ROWS_PER_TILE];
+    float weights[MOST_ROWS * KS_KEY_STEP], correction[MOST_ROWS];
     int32_t n_keys = 0;
     for (int r = 0; r < n_rows; r++)
         n_keys = n_visible[r] > n_keys ? n_visible[r] : n_keys;
@@ -229,12 +229,15 @@ typedef void (*step_fn)(const key_step *step, const float *q, const int32_t *n_v
 STEP(step_f32_1, KESTREL_KV_F32, 1)
 STEP(step_f32_2, KESTREL_KV_F32, 2)
 STEP(step_f32_4, KESTREL_KV_F32, 4)
+STEP(step_f32_6, KESTREL_KV_F32, 6)
 STEP(step_f16_1, KESTREL_KV_F16, 1)
 STEP(step_f16_2, KESTREL_KV_F16, 2)
 STEP(step_f16_4, KESTREL_KV_F16, 4)
+STEP(step_f16_6, KESTREL_KV_F16, 6)
 STEP(step_q8_1, KESTREL_KV_Q8, 1)
 STEP(step_q8_2, KESTREL_KV_Q8, 2)
 STEP(step_q8_4, KESTREL_KV_Q8, 4)
+STEP(step_q8_6, KESTREL_KV_Q8, 6)
 
 /* ---- one span -------------------------------------------------------------------------------- */
 
@@ -266,14 +269,14 @@ static void widen_step(kestrel_kv_type type, key_step *step, int32_t n_keys, flo
 static void step_all_rows(kestrel_kv_type type, const key_step *step, const float *q,
                           const int32_t *n_visible, int32_t n_rows, int32_t first, float *partials)
 {
-    static const step_fn steps[4][ROWS_PER_TILE + 1] = {
-        [KESTREL_KV_F32] = {NULL, step_f32_1, step_f32_2, NULL, step_f32_4},
-        [KESTREL_KV_F16] = {NULL, step_f16_1, step_f16_2, NULL, step_f16_4},
-        [KESTREL_KV_Q8] = {NULL, step_q8_1, step_q8_2, NULL, step_q8_4},
+    static const step_fn steps[4][MOST_ROWS + 1] = {
+        [KESTREL_KV_F32] = {NULL, step_f32_1, step_f32_2, NULL, step_f32_4, NULL, step_f32_6},
+        [KESTREL_KV_F16] = {NULL, step_f16_1, step_f16_2, NULL, step_f16_4, NULL, step_f16_6},
+        [KESTREL_KV_Q8] = {NULL, step_q8_1, step_q8_2, NULL, step_q8_4, NULL, step_q8_6},
     };
     for (int32_t r = 0, n; r < n_rows; r += n) {
-        int32_t left = n_rows - r, visible[ROWS_PER_TILE], any = 0;
-        n = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        int32_t left = n_rows - r, visible[MOST_ROWS], any = 0;
+        n = ATTEND_ROWS == 6 && left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
         for (int32_t i = 0; i < n; i++) {
             visible[i] = n_visible[r + i] - first;
             any |= visible[i] > 0;

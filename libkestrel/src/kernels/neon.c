@@ -181,7 +181,7 @@ KS_INLINE float lanes_max_lane(lanes a)
 }
 
 /* Thirty-two registers, four per `lanes`: 16 hold sums. */
-enum { FLOAT_TILE_ROWS = 2, FLOAT_TILE_TOKENS = 2, WIDEN_FROM_ROWS = 5 };
+enum { FLOAT_TILE_ROWS = 2, FLOAT_TILE_TOKENS = 2, ATTEND_ROWS = 4, WIDEN_FROM_ROWS = 5 };
 #define SCORE_TILES(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 #define VALUE_VECTORS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 
