@@ -3,7 +3,7 @@
  * width.
  *
  * Included after lanes_rows.h. The including file has also defined lanes_load_i8 (16 int8,
- * widened), lanes_max_lane (the largest lane), how many vectors a register tile has for 1, 2, 4 and 6
+ * widened), lanes_max_lane (the largest lane), how many vectors a register tile has for 1 to 4 and 6
  * rows: SCORE_TILES(rows), in tiles of 16 keys (1, 2 or 4), and VALUE_VECTORS(rows), in columns of
  * 16; ATTEND_ROWS, whether six rows fit into registers (6) or only four (4); and WIDEN_FROM_ROWS.
  *
@@ -228,14 +228,17 @@ typedef void (*step_fn)(const key_step *step, const float *q, const int32_t *n_v
     }
 STEP(step_f32_1, KESTREL_KV_F32, 1)
 STEP(step_f32_2, KESTREL_KV_F32, 2)
+STEP(step_f32_3, KESTREL_KV_F32, 3)
 STEP(step_f32_4, KESTREL_KV_F32, 4)
 STEP(step_f32_6, KESTREL_KV_F32, 6)
 STEP(step_f16_1, KESTREL_KV_F16, 1)
 STEP(step_f16_2, KESTREL_KV_F16, 2)
+STEP(step_f16_3, KESTREL_KV_F16, 3)
 STEP(step_f16_4, KESTREL_KV_F16, 4)
 STEP(step_f16_6, KESTREL_KV_F16, 6)
 STEP(step_q8_1, KESTREL_KV_Q8, 1)
 STEP(step_q8_2, KESTREL_KV_Q8, 2)
+STEP(step_q8_3, KESTREL_KV_Q8, 3)
 STEP(step_q8_4, KESTREL_KV_Q8, 4)
 STEP(step_q8_6, KESTREL_KV_Q8, 6)
 
@@ -270,13 +273,13 @@ static void step_all_rows(kestrel_kv_type type, const key_step *step, const floa
                           const int32_t *n_visible, int32_t n_rows, int32_t first, float *partials)
 {
     static const step_fn steps[4][MOST_ROWS + 1] = {
-        [KESTREL_KV_F32] = {NULL, step_f32_1, step_f32_2, NULL, step_f32_4, NULL, step_f32_6},
-        [KESTREL_KV_F16] = {NULL, step_f16_1, step_f16_2, NULL, step_f16_4, NULL, step_f16_6},
-        [KESTREL_KV_Q8] = {NULL, step_q8_1, step_q8_2, NULL, step_q8_4, NULL, step_q8_6},
+        [KESTREL_KV_F32] = {NULL, step_f32_1, step_f32_2, step_f32_3, step_f32_4, NULL, step_f32_6},
+        [KESTREL_KV_F16] = {NULL, step_f16_1, step_f16_2, step_f16_3, step_f16_4, NULL, step_f16_6},
+        [KESTREL_KV_Q8] = {NULL, step_q8_1, step_q8_2, step_q8_3, step_q8_4, NULL, step_q8_6},
     };
     for (int32_t r = 0, n; r < n_rows; r += n) {
         int32_t left = n_rows - r, visible[MOST_ROWS], any = 0;
-        n = ATTEND_ROWS == 6 && left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        n = ATTEND_ROWS == 6 && left >= 6 ? 6 : left >= 4 ? 4 : left;
         for (int32_t i = 0; i < n; i++) {
             visible[i] = n_visible[r + i] - first;
             any |= visible[i] > 0;
