@@ -137,21 +137,17 @@ typedef struct ks_product_job {
     int32_t rows_per_chunk;
 } ks_product_job;
 
-static void finish_rows(const ks_product *p, int32_t n_tokens, int32_t row0, int32_t row1)
+static void finish_rows(const ks_kernels *kernels, const ks_product *p, int32_t n_tokens,
+                        int32_t row0, int32_t row1)
 {
     size_t ld = (size_t)p->linear->w.n_rows;
     for (int32_t t = 0; t < n_tokens; t++) {
-        float *y = p->y + (size_t)t * ld;
+        size_t at = (size_t)t * ld + (size_t)row0;
         if (p->linear->bias != NULL) {
-            for (int32_t r = row0; r < row1; r++) {
-                y[r] += p->linear->bias[r];
-            }
+            kernels->add(p->y + at, p->linear->bias + row0, row1 - row0);
         }
         if (p->add_to != NULL) {
-            float *sum = p->add_to + (size_t)t * ld;
-            for (int32_t r = row0; r < row1; r++) {
-                sum[r] += y[r];
-            }
+            kernels->add(p->add_to + at, p->y + at, row1 - row0);
         }
     }
 }
@@ -175,7 +171,7 @@ static void product_chunk(void *arg, int32_t chunk, int32_t thread)
     int32_t row1 = row0 + job->rows_per_chunk < w->n_rows ? row0 + job->rows_per_chunk : w->n_rows;
     model->kernels->matmul[w->type](w, job->act, p->y, (size_t)w->n_rows, row0, row1,
                                     ks_pool_scratch(model->pool, thread));
-    finish_rows(p, job->act->n_tokens, row0, row1);
+    finish_rows(model->kernels, p, job->act->n_tokens, row0, row1);
 }
 
 /* Enough chunks that a thread which is late costs little, few enough that each streams a good stretch

@@ -252,6 +252,30 @@ static void test_exp_range(void)
     CHECK_DIGEST("exp", digest_add(DIGEST_START, expected, sizeof expected), 0xa8c3b10335187339ull);
 }
 
+/* ---- add ------------------------------------------------------------------------------------- */
+
+static void test_add(void)
+{
+    static float expected[MAX_N], actual[MAX_N];
+    random_state = 17;
+    for (size_t k = 0; k < N_LENGTHS; k++) {
+        int32_t n = lengths[k];
+        guarded x_memory, y_memory;
+        const float *x = random_row(&x_memory, n, 1.0f), *y = random_row(&y_memory, n, 100.0f);
+        for (int32_t i = 0; i < n; i++)
+            expected[i] = y[i] + x[i];
+        for (int i = 0; i < n_tables; i++) {
+            memcpy(actual, y, (size_t)n * 4);
+            actual[n < MAX_N ? n : 0] = n < MAX_N ? -7.0f : actual[0];
+            tables[i]->add(actual, x, n);
+            check_same("add", tables[i], n, actual, expected, (size_t)n * 4);
+            CHECK(n == MAX_N || actual[n] == -7.0f);
+        }
+        guarded_free(&x_memory);
+        guarded_free(&y_memory);
+    }
+}
+
 /* ---- narrow_f16 ------------------------------------------------------------------------------ */
 
 /* Every sign, exponent and leading mantissa, with the low bits that rounding depends on: zero, a tie, and
@@ -294,6 +318,7 @@ int main(void)
     RUN(test_silu_mul);
     RUN(test_rope);
     RUN(test_exp_sum);
+    RUN(test_add);
     RUN(test_narrow_f16);
     RUN(test_exp_range);
     return check_summary();

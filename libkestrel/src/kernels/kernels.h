@@ -122,6 +122,9 @@ typedef struct ks_kernels {
     /* y[i] = exp(x[i] - max), 0 below max - 64; returns their sum16. y may be x. */
     float (*exp_sum)(float *y, const float *x, float max, int32_t n);
 
+    /* y[i] += x[i]. */
+    void (*add)(float *y, const float *x, int32_t n);
+
     /* out[i] = x[i] as float16, rounded to nearest even; beyond the largest one, that. */
     void (*narrow_f16)(uint16_t *out, const float *x, int32_t n);
 } ks_kernels;

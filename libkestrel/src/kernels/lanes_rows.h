@@ -110,6 +110,15 @@ float KERNEL(exp_sum)(float *y, const float *x, float max, int32_t n)
     return lanes_sum(sum);
 }
 
+void KERNEL(add)(float *y, const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i += LANES) {
+        int32_t left = lanes_left(n - i);
+        lanes sum = lanes_add(lanes_load_first(y + i, left), lanes_load_first(x + i, left));
+        lanes_store_first(y + i, sum, left);
+    }
+}
+
 void KERNEL(narrow_f16)(uint16_t *out, const float *x, int32_t n)
 {
     const lanes most = lanes_set(KS_F16_MAX), least = lanes_set(-KS_F16_MAX);

@@ -218,6 +218,12 @@ float ks_portable_exp_sum(float *y, const float *x, float max, int32_t n)
     return sum_lanes(lane);
 }
 
+void ks_portable_add(float *y, const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        y[i] += x[i];
+}
+
 void ks_portable_narrow_f16(uint16_t *out, const float *x, int32_t n)
 {
     for (int32_t i = 0; i < n; i++)

@@ -34,6 +34,7 @@ extern const ks_kernels ks_kernels_neon_dotprod; /* neon_dotprod.c */
     void ks_##isa##_attend_merge(float *into, const float *next, int32_t head_dim);                \
     void ks_##isa##_attend_finish(const float *partial, int32_t head_dim, float *out);             \
     float ks_##isa##_exp_sum(float *y, const float *x, float max, int32_t n);                      \
+    void ks_##isa##_add(float *y, const float *x, int32_t n);                                      \
     void ks_##isa##_narrow_f16(uint16_t *out, const float *x, int32_t n);
 
 /* Their initialisers in a table. */
@@ -42,7 +43,7 @@ extern const ks_kernels ks_kernels_neon_dotprod; /* neon_dotprod.c */
     .silu_mul = ks_##isa##_silu_mul, .rope = ks_##isa##_rope,                                      \
     .attend_span = ks_##isa##_attend_span, .attend_merge = ks_##isa##_attend_merge,                \
     .attend_finish = ks_##isa##_attend_finish, .exp_sum = ks_##isa##_exp_sum,                      \
-    .narrow_f16 = ks_##isa##_narrow_f16
+    .add = ks_##isa##_add, .narrow_f16 = ks_##isa##_narrow_f16
 
 KS_DECLARE_ROW_KERNELS(portable)
 KS_DECLARE_ROW_KERNELS(avx2)
