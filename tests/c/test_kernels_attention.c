@@ -243,8 +243,8 @@ static void test_kv_store_and_load(void)
         }
         for (int d = 0; d < 24; d++)
             k[d] = v[d] = d % 2 ? 1e9f : -1e9f;
-        ks_kv_store(tables[0], &c.kv, 3, k,
-                    v); /* too large for a half: the largest half, no infinity */
+        /* too large for a half: the largest half, no infinity */
+        ks_kv_store(tables[0], &c.kv, 3, k, v);
         ks_kv_load(&c.kv, 3, k_back, v_back);
         CHECK_NEAR(k_back[1], type == KESTREL_KV_F16 ? 65504.0 : 1e9, 100.0);
         CHECK_NEAR(v_back[0], type == KESTREL_KV_F16 ? -65504.0 : -1e9, 100.0);

@@ -78,18 +78,18 @@ KS_INLINE lanes lanes_load_bf16(const void *p)
     return make_lanes(widen_bf16(_mm_loadu_si128(half)), widen_bf16(_mm_loadu_si128(half + 1)));
 }
 
-KS_INLINE void lanes_store_f16(void *p, lanes v)
-{
-    __m128i *half = p;
-    _mm_storeu_si128(half, _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT));
-    _mm_storeu_si128(half + 1, _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT));
-}
-
 KS_INLINE lanes lanes_load_f16(const void *p)
 {
     const __m128i *half = p;
     return make_lanes(_mm256_cvtph_ps(_mm_loadu_si128(half)),
                       _mm256_cvtph_ps(_mm_loadu_si128(half + 1)));
+}
+
+KS_INLINE void lanes_store_f16(void *p, lanes v)
+{
+    __m128i *half = p;
+    _mm_storeu_si128(half, _mm256_cvtps_ph(v.lo, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(half + 1, _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT));
 }
 
 KS_INLINE lanes lanes_load_i8(const void *p)

@@ -217,6 +217,9 @@ KS_INLINE void step_rows(kestrel_kv_type type, int n_rows, const key_step *step,
     if (d < head_dim) add_values_half(type, n_rows, step, n_keys, weights, correction, partials);
 }
 
+/* Six rows only where they fit into registers: elsewhere that tile is not even built. */
+#define SIX_ROWS(step) (ATTEND_ROWS == 6 ? (step) : NULL)
+
 typedef void (*step_fn)(const key_step *step, const float *q, const int32_t *n_visible,
                         float *partials);
 
@@ -273,9 +276,12 @@ static void step_all_rows(kestrel_kv_type type, const key_step *step, const floa
                           const int32_t *n_visible, int32_t n_rows, int32_t first, float *partials)
 {
     static const step_fn steps[4][MOST_ROWS + 1] = {
-        [KESTREL_KV_F32] = {NULL, step_f32_1, step_f32_2, step_f32_3, step_f32_4, NULL, step_f32_6},
-        [KESTREL_KV_F16] = {NULL, step_f16_1, step_f16_2, step_f16_3, step_f16_4, NULL, step_f16_6},
-        [KESTREL_KV_Q8] = {NULL, step_q8_1, step_q8_2, step_q8_3, step_q8_4, NULL, step_q8_6},
+        [KESTREL_KV_F32] = {NULL, step_f32_1, step_f32_2, step_f32_3, step_f32_4, NULL,
+                            SIX_ROWS(step_f32_6)},
+        [KESTREL_KV_F16] = {NULL, step_f16_1, step_f16_2, step_f16_3, step_f16_4, NULL,
+                            SIX_ROWS(step_f16_6)},
+        [KESTREL_KV_Q8] = {NULL, step_q8_1, step_q8_2, step_q8_3, step_q8_4, NULL,
+                           SIX_ROWS(step_q8_6)},
     };
     for (int32_t r = 0, n; r < n_rows; r += n) {
         int32_t left = n_rows - r, visible[MOST_ROWS], any = 0;

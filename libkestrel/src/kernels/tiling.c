@@ -43,6 +43,7 @@ typedef struct ahead {
     size_t step; /* bytes per group of a tile, whole cache lines */
 } ahead;
 
+/* Even shares of the tiles' groups, whole cache lines each: the last tiles may get none. */
 static ahead share_out(const uint8_t *strip, size_t n_bytes, size_t n_tiles, size_t n_groups)
 {
     size_t share = n_bytes / (n_tiles * n_groups);

@@ -9,6 +9,8 @@
  *     for each block of tokens that fits the cache
  *         for each strip of row blocks          (few tokens: read as packed;
  *             for each tile of tokens            many: expanded once into scratch)
+ *
+ * While a strip is multiplied, memory is asked for the next one (ahead, ks_ask_ahead).
  */
 #ifndef KS_TILING_H
 #define KS_TILING_H
