@@ -14,7 +14,7 @@
 
 /* Query rows of a tile at most: what they share, keys and values widened to float32, should be paid by
  * many, and their partial results still fit the second-level cache. */
-enum { TILE_ROWS = 64 };
+enum { TILE_ROWS = KS_ATTEND_BATCH };
 
 typedef struct ks_attention_job {
     ks_pass *pass;

@@ -5,7 +5,12 @@
  */
 #include "test_kernels.h"
 
-enum { N_KEYS = 1150, CAPACITY = 1536, N_SPANS = CAPACITY / KS_KEY_SPAN, MAX_ROWS = 64 };
+enum {
+    N_KEYS = 1150,
+    CAPACITY = 1536,
+    N_SPANS = CAPACITY / KS_KEY_SPAN,
+    MAX_ROWS = KS_ATTEND_BATCH + 7, /* more than one batch */
+};
 
 static const ks_kernels *tables[8];
 static int n_tables;

@@ -34,6 +34,7 @@ enum {
     KS_KEY_TILE = 16, /* keys per K tile: lanes are keys */
     KS_KEY_STEP = 64, /* keys per online-softmax step, by absolute position */
     KS_KEY_SPAN = 512, /* keys per independent partial result, by absolute position */
+    KS_ATTEND_BATCH = 64, /* query rows that pass a step together: scores of all, then values */
     KS_N_WEIGHT_TYPES = 6, /* kestrel_weight_type values */
 };
 
@@ -79,7 +80,8 @@ typedef struct ks_kv_head {
 /* Bytes of per-thread scratch that matmul and attend_span may use, 64-byte aligned. */
 #define KS_MATMUL_SCRATCH_BYTES(n_cols)                                                            \
     (((size_t)(n_cols) + KS_GROUP - 1) / KS_GROUP * 320 * 4 + 64)
-#define KS_ATTEND_SCRATCH_BYTES(head_dim) ((size_t)(head_dim) * KS_KEY_STEP * 4 * 2 + 16384)
+#define KS_ATTEND_SCRATCH_BYTES(head_dim)                                                          \
+    (((size_t)KS_ATTEND_BATCH * (KS_KEY_STEP + 1) + (size_t)(head_dim) * KS_KEY_STEP * 2) * 4)
 
 /* y[t * ldy + r] = sum over columns of W[r][c] * x[t][c], for rows r in [row0, row1) and every
  * token. row0 is a multiple of 8; row1 too, or n_rows. */

@@ -25,6 +25,7 @@ typedef struct key_step {
     const uint8_t *next_k; /* keys of the step after this one; its own if it is the last */
     const float *k_scale; /* [64], NULL but for q8 */
     const float *v_scale;
+    int32_t first; /* its position */
     int32_t head_dim;
 } key_step;
 
@@ -99,36 +100,61 @@ KS_INLINE void score_tiles(kestrel_kv_type type, int n_rows, int n_tiles, const 
 
 /* ---- online softmax -------------------------------------------------------------------------- */
 
-/* Turns one row's scores of n_keys keys (a multiple of 16) into weights and moves the running
- * maximum and the lane sums. Returns what the values summed so far are multiplied by. */
-static float softmax_step(const key_step *step, float *weights, int32_t n_keys, int32_t n_visible,
-                          float *partial)
+/* Scales and masks one row's scores of n_keys keys (a multiple of 16) and raises its running maximum.
+ * Returns the old one minus the new one. */
+KS_INLINE float raise_maximum(const key_step *step, float *scores, int32_t n_keys,
+                              int32_t n_visible, float *partial)
+{
+    const float before = partial[0];
+    if (n_visible <= 0) return 0.0f;
+    if (step->k_scale != NULL)
+        for (int32_t j = 0; j < n_keys; j += LANES)
+            lanes_store(scores + j,
+                        lanes_mul(lanes_load(scores + j), lanes_load(step->k_scale + j)));
+    for (int32_t j = n_visible; j < n_keys; j++)
+        scores[j] = NOTHING_SEEN;
+    lanes largest = lanes_set(before);
+    for (int32_t j = 0; j < n_keys; j += LANES)
+        largest = lanes_max(lanes_load(scores + j), largest);
+    partial[0] = lanes_max_lane(largest);
+    return before - partial[0];
+}
+
+/* Turns one row's scores into weights and adds them to its lane sums. */
+KS_INLINE void weigh_keys(const key_step *step, float *weights, int32_t n_keys, int32_t n_visible,
+                          float correction, float *partial)
 {
     if (n_visible <= 0) {
         memset(weights, 0, (size_t)n_keys * sizeof(float));
-        return 1.0f;
+        return;
     }
-    lanes largest = lanes_set(partial[0]);
-    if (step->k_scale != NULL)
-        for (int32_t j = 0; j < n_keys; j += LANES)
-            lanes_store(weights + j,
-                        lanes_mul(lanes_load(weights + j), lanes_load(step->k_scale + j)));
-    for (int32_t j = n_visible; j < n_keys; j++)
-        weights[j] = NOTHING_SEEN;
-    for (int32_t j = 0; j < n_keys; j += LANES)
-        largest = lanes_max(lanes_load(weights + j), largest);
-    float max = lanes_max_lane(largest), correction = ks_expf_or_zero(partial[0] - max);
-    partial[0] = max;
-
-    lanes shift = lanes_set(max), sum = lanes_load(partial + LANES);
+    lanes max = lanes_set(partial[0]), sum = lanes_load(partial + LANES);
     for (int32_t j = 0; j < n_keys; j += LANES) {
-        lanes e = lanes_exp_or_zero(lanes_sub(lanes_load(weights + j), shift));
+        lanes e = lanes_exp_or_zero(lanes_sub(lanes_load(weights + j), max));
         sum = j == 0 ? lanes_fma(sum, lanes_set(correction), e) : lanes_add(sum, e);
         if (step->v_scale != NULL) e = lanes_mul(e, lanes_load(step->v_scale + j));
         lanes_store(weights + j, e);
     }
     lanes_store(partial + LANES, sum);
-    return correction;
+}
+
+/* correction[r] is what the values that row r has summed so far are multiplied by. The rows' exps are
+ * taken together: one after another they would be waited for. */
+static void softmax_rows(int32_t n_rows, const key_step *step, int32_t n_keys,
+                         const int32_t *n_visible, float *partials, float *weights,
+                         float *correction)
+{
+    const size_t stride = KS_PARTIAL_FLOATS(step->head_dim);
+    float fall[LANES] = {0};
+    for (int32_t r = 0; r < n_rows; r++)
+        fall[r] = raise_maximum(step, weights + r * KS_KEY_STEP, n_keys, n_visible[r] - step->first,
+                                partials + (size_t)r * stride);
+    lanes_store(fall, lanes_exp_or_zero(lanes_load(fall)));
+    for (int32_t r = 0; r < n_rows; r++) {
+        correction[r] = fall[r];
+        weigh_keys(step, weights + r * KS_KEY_STEP, n_keys, n_visible[r] - step->first, fall[r],
+                   partials + (size_t)r * stride);
+    }
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -188,27 +214,42 @@ static void add_values_half(kestrel_kv_type type, int n_rows, const key_step *st
     }
 }
 
-/* ---- one step -------------------------------------------------------------------------------- */
+/* ---- one step, some rows --------------------------------------------------------------------- */
 
-/* n_visible[r]: how many keys from the step's first on row r sees; may be <= 0 or > 64. */
-KS_INLINE void step_rows(kestrel_kv_type type, int n_rows, const key_step *step, const float *q,
-                         const int32_t *n_visible, float *partials)
+/* What a step's values are multiplied by. */
+typedef struct step_weights {
+    float weight[KS_ATTEND_BATCH][KS_KEY_STEP];
+    float correction[KS_ATTEND_BATCH]; /* for the sums of the steps before */
+} step_weights;
+
+/* The part of `n_visible` keys that is in this step, for the row that sees most of them. */
+static int32_t keys_seen(int32_t n_rows, const int32_t *n_visible, const key_step *step)
 {
-    const int32_t head_dim = step->head_dim;
-    const int n_tiles = SCORE_TILES(n_rows), n_vectors = VALUE_VECTORS(n_rows);
-    float weights[MOST_ROWS * KS_KEY_STEP], correction[MOST_ROWS];
-    int32_t n_keys = 0;
-    for (int r = 0; r < n_rows; r++)
-        n_keys = n_visible[r] > n_keys ? n_visible[r] : n_keys;
-    n_keys = n_keys < KS_KEY_STEP ? n_keys : KS_KEY_STEP;
+    int32_t n = 0;
+    for (int32_t r = 0; r < n_rows; r++)
+        n = n_visible[r] - step->first > n ? n_visible[r] - step->first : n;
+    return n < KS_KEY_STEP ? n : KS_KEY_STEP;
+}
+
+KS_INLINE void score_rows(kestrel_kv_type type, int n_rows, const key_step *step, const float *q,
+                          const int32_t *n_visible, float *partials, float *weights,
+                          float *correction)
+{
+    const int32_t head_dim = step->head_dim, n_keys = keys_seen(n_rows, n_visible, step);
+    const int n_tiles = SCORE_TILES(n_rows);
     const int32_t key_tiles = (n_keys + KS_KEY_TILE - 1) / KS_KEY_TILE;
     for (int32_t tile = 0; tile < key_tiles; tile += n_tiles)
         score_tiles(type, n_rows, n_tiles, step, (size_t)tile * (size_t)head_dim, q,
                     weights + tile * KS_KEY_TILE);
-    for (int r = 0; r < n_rows; r++)
-        correction[r] =
-            softmax_step(step, weights + r * KS_KEY_STEP, key_tiles * KS_KEY_TILE, n_visible[r],
-                         partials + (size_t)r * KS_PARTIAL_FLOATS(head_dim));
+    softmax_rows(n_rows, step, key_tiles * KS_KEY_TILE, n_visible, partials, weights, correction);
+}
+
+KS_INLINE void value_rows(kestrel_kv_type type, int n_rows, const key_step *step,
+                          const int32_t *n_visible, const float *weights, const float *correction,
+                          float *partials)
+{
+    const int32_t head_dim = step->head_dim, n_keys = keys_seen(n_rows, n_visible, step);
+    const int n_vectors = VALUE_VECTORS(n_rows);
     int32_t d = 0;
     for (; d + n_vectors * LANES <= head_dim; d += n_vectors * LANES)
         add_values(type, n_rows, n_vectors, step, d, n_keys, weights, correction, partials);
@@ -217,37 +258,92 @@ KS_INLINE void step_rows(kestrel_kv_type type, int n_rows, const key_step *step,
     if (d < head_dim) add_values_half(type, n_rows, step, n_keys, weights, correction, partials);
 }
 
-/* Six rows only where they fit into registers: elsewhere that tile is not even built. */
-#define SIX_ROWS(step) (ATTEND_ROWS == 6 ? (step) : NULL)
+/* So many rows as share registers. n_visible counts from position 0. */
+typedef struct row_tile {
+    void (*score)(const key_step *step, const float *q, const int32_t *n_visible, float *partials,
+                  float *weights, float *correction);
+    void (*value)(const key_step *step, const int32_t *n_visible, const float *weights,
+                  const float *correction, float *partials);
+} row_tile;
 
-typedef void (*step_fn)(const key_step *step, const float *q, const int32_t *n_visible,
-                        float *partials);
-
-#define STEP(name, type, n_rows)                                                                   \
-    KS_NOINLINE void name(const key_step *step, const float *q, const int32_t *n_visible,          \
-                          float *partials)                                                         \
+#define ROW_TILE(name, type, n_rows)                                                               \
+    KS_NOINLINE void score_##name(const key_step *step, const float *q, const int32_t *n_visible,  \
+                                  float *partials, float *weights, float *correction)              \
     {                                                                                              \
-        step_rows(type, n_rows, step, q, n_visible, partials);                                     \
+        score_rows(type, n_rows, step, q, n_visible, partials, weights, correction);               \
+    }                                                                                              \
+    KS_NOINLINE void value_##name(const key_step *step, const int32_t *n_visible,                  \
+                                  const float *weights, const float *correction, float *partials)  \
+    {                                                                                              \
+        value_rows(type, n_rows, step, n_visible, weights, correction, partials);                  \
     }
-STEP(step_f32_1, KESTREL_KV_F32, 1)
-STEP(step_f32_2, KESTREL_KV_F32, 2)
-STEP(step_f32_3, KESTREL_KV_F32, 3)
-STEP(step_f32_4, KESTREL_KV_F32, 4)
-STEP(step_f32_6, KESTREL_KV_F32, 6)
-STEP(step_f16_1, KESTREL_KV_F16, 1)
-STEP(step_f16_2, KESTREL_KV_F16, 2)
-STEP(step_f16_3, KESTREL_KV_F16, 3)
-STEP(step_f16_4, KESTREL_KV_F16, 4)
-STEP(step_f16_6, KESTREL_KV_F16, 6)
-STEP(step_q8_1, KESTREL_KV_Q8, 1)
-STEP(step_q8_2, KESTREL_KV_Q8, 2)
-STEP(step_q8_3, KESTREL_KV_Q8, 3)
-STEP(step_q8_4, KESTREL_KV_Q8, 4)
-STEP(step_q8_6, KESTREL_KV_Q8, 6)
+ROW_TILE(f32_1, KESTREL_KV_F32, 1)
+ROW_TILE(f32_2, KESTREL_KV_F32, 2)
+ROW_TILE(f32_3, KESTREL_KV_F32, 3)
+ROW_TILE(f32_4, KESTREL_KV_F32, 4)
+ROW_TILE(f32_6, KESTREL_KV_F32, 6)
+ROW_TILE(f16_1, KESTREL_KV_F16, 1)
+ROW_TILE(f16_2, KESTREL_KV_F16, 2)
+ROW_TILE(f16_3, KESTREL_KV_F16, 3)
+ROW_TILE(f16_4, KESTREL_KV_F16, 4)
+ROW_TILE(f16_6, KESTREL_KV_F16, 6)
+ROW_TILE(q8_1, KESTREL_KV_Q8, 1)
+ROW_TILE(q8_2, KESTREL_KV_Q8, 2)
+ROW_TILE(q8_3, KESTREL_KV_Q8, 3)
+ROW_TILE(q8_4, KESTREL_KV_Q8, 4)
+ROW_TILE(q8_6, KESTREL_KV_Q8, 6)
 
-/* ---- one span -------------------------------------------------------------------------------- */
+/* Six rows only where they fit into registers: elsewhere that tile is not even built. */
+#define SIX_ROWS(function) (ATTEND_ROWS == 6 ? (function) : NULL)
+#define ROW_TILES(type)                                                                            \
+    {                                                                                              \
+        [1] = {score_##type##_1, value_##type##_1},                                                \
+        [2] = {score_##type##_2, value_##type##_2},                                                \
+        [3] = {score_##type##_3, value_##type##_3},                                                \
+        [4] = {score_##type##_4, value_##type##_4},                                                \
+        [6] = {SIX_ROWS(score_##type##_6), SIX_ROWS(value_##type##_6)},                            \
+    }
 
-static void widen_elements(kestrel_kv_type type, const uint8_t *data, int32_t n, float *out)
+static const row_tile row_tiles[4][MOST_ROWS + 1] = {
+    [KESTREL_KV_F32] = ROW_TILES(f32),
+    [KESTREL_KV_F16] = ROW_TILES(f16),
+    [KESTREL_KV_Q8] = ROW_TILES(q8),
+};
+
+/* ---- one step, all rows ---------------------------------------------------------------------- */
+
+/* Of the next tile: six, but not so that one or two are left over, which would cost as much as four. */
+static int32_t rows_at_once(int32_t left)
+{
+    if (ATTEND_ROWS == 6 && left >= 6 && left % 6 != 1 && left % 6 != 2) return 6;
+    return left >= 4 ? 4 : left;
+}
+
+static void score_all_rows(kestrel_kv_type type, const key_step *step, const float *q,
+                           const int32_t *n_visible, int32_t n_rows, float *partials,
+                           step_weights *out)
+{
+    for (int32_t r = 0, n; r < n_rows; r += n) {
+        n = rows_at_once(n_rows - r);
+        if (keys_seen(n, n_visible + r, step) > 0)
+            row_tiles[type][n].score(step, q + (size_t)r * (size_t)step->head_dim, n_visible + r,
+                                     partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim),
+                                     out->weight[r], out->correction + r);
+    }
+}
+
+static void value_all_rows(kestrel_kv_type type, const key_step *step, const int32_t *n_visible,
+                           int32_t n_rows, const step_weights *in, float *partials)
+{
+    for (int32_t r = 0, n; r < n_rows; r += n) {
+        n = rows_at_once(n_rows - r);
+        if (keys_seen(n, n_visible + r, step) > 0)
+            row_tiles[type][n].value(step, n_visible + r, in->weight[r], in->correction + r,
+                                     partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim));
+    }
+}
+
+static const uint8_t *widen(kestrel_kv_type type, const uint8_t *data, int32_t n, float *out)
 {
     int32_t i = 0; /* n is a multiple of 8 */
     if (type == KESTREL_KV_F16)
@@ -257,44 +353,30 @@ static void widen_elements(kestrel_kv_type type, const uint8_t *data, int32_t n,
         for (; i + LANES <= n; i += LANES)
             lanes_store(out + i, load_kv(KESTREL_KV_Q8, data, (size_t)i));
     if (i < n) lanes_store_first(out + i, load_kv_half(type, data, (size_t)i), LANES / 2);
+    return (const uint8_t *)out;
 }
 
-/* Many rows: the step's keys and values are widened once into scratch. */
-static void widen_step(kestrel_kv_type type, key_step *step, int32_t n_keys, float *scratch)
+/* At most KS_ATTEND_BATCH rows. Many of them widen the step's keys once, score, and then widen its
+ * values into the same place: one of the two fits the first-level cache beside the rows, not both.
+ *
+ * Of the keys all four tiles are widened, as score_tiles reads them: what an earlier use of the
+ * scratch has left there may be denormal as a float, and costs a hundred cycles a product though
+ * no result of it counts. */
+static void step_batch(kestrel_kv_type type, key_step step, const float *q,
+                       const int32_t *n_visible, int32_t n_rows, float *partials, void *scratch)
 {
-    /* Whole groups of tiles, as score_tiles reads them: what an earlier use of the scratch has left there
-     * may be denormal as a float, and costs a hundred cycles a product though no result of it counts. */
-    const int32_t key_tiles = KS_KEY_STEP / KS_KEY_TILE;
-    float *k = scratch, *v = scratch + (size_t)step->head_dim * KS_KEY_STEP;
-    widen_elements(type, step->k, key_tiles * KS_KEY_TILE * step->head_dim, k);
-    widen_elements(type, step->v, n_keys * step->head_dim, v);
-    step->k = (const uint8_t *)k;
-    step->v = (const uint8_t *)v;
+    const int32_t n_keys = keys_seen(n_rows, n_visible, &step);
+    step_weights *weights = scratch;
+    float *widened = (float *)(weights + 1);
+    const int widens = type != KESTREL_KV_F32 && n_rows >= WIDEN_FROM_ROWS;
+    const kestrel_kv_type read_as = widens ? KESTREL_KV_F32 : type;
+    if (widens) step.k = widen(type, step.k, KS_KEY_STEP * step.head_dim, widened);
+    score_all_rows(read_as, &step, q, n_visible, n_rows, partials, weights);
+    if (widens) step.v = widen(type, step.v, n_keys * step.head_dim, widened);
+    value_all_rows(read_as, &step, n_visible, n_rows, weights, partials);
 }
 
-static void step_all_rows(kestrel_kv_type type, const key_step *step, const float *q,
-                          const int32_t *n_visible, int32_t n_rows, int32_t first, float *partials)
-{
-    static const step_fn steps[4][MOST_ROWS + 1] = {
-        [KESTREL_KV_F32] = {NULL, step_f32_1, step_f32_2, step_f32_3, step_f32_4, NULL,
-                            SIX_ROWS(step_f32_6)},
-        [KESTREL_KV_F16] = {NULL, step_f16_1, step_f16_2, step_f16_3, step_f16_4, NULL,
-                            SIX_ROWS(step_f16_6)},
-        [KESTREL_KV_Q8] = {NULL, step_q8_1, step_q8_2, step_q8_3, step_q8_4, NULL,
-                           SIX_ROWS(step_q8_6)},
-    };
-    for (int32_t r = 0, n; r < n_rows; r += n) {
-        int32_t left = n_rows - r, visible[MOST_ROWS], any = 0;
-        n = ATTEND_ROWS == 6 && left >= 6 ? 6 : left >= 4 ? 4 : left;
-        for (int32_t i = 0; i < n; i++) {
-            visible[i] = n_visible[r + i] - first;
-            any |= visible[i] > 0;
-        }
-        if (any)
-            steps[type][n](step, q + (size_t)r * (size_t)step->head_dim, visible,
-                           partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim));
-    }
-}
+/* ---- one span -------------------------------------------------------------------------------- */
 
 void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_visible,
                          int32_t n_rows, int32_t span, float *partials, void *scratch)
@@ -315,19 +397,18 @@ void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_
             .k = (const uint8_t *)kv->k + offset,
             .v = (const uint8_t *)kv->v + offset,
             .next_k = (const uint8_t *)kv->k + offset + next,
+            .first = first,
             .head_dim = head_dim,
         };
-        kestrel_kv_type type = kv->type;
-        if (type == KESTREL_KV_Q8) {
+        if (kv->type == KESTREL_KV_Q8) {
             step.k_scale = kv->k_scale + first;
             step.v_scale = kv->v_scale + first;
         }
-        if (type != KESTREL_KV_F32 && n_rows >= WIDEN_FROM_ROWS) {
-            int32_t n_keys = end - first < KS_KEY_STEP ? end - first : KS_KEY_STEP;
-            widen_step(type, &step, n_keys, scratch);
-            type = KESTREL_KV_F32;
+        for (int32_t r = 0; r < n_rows; r += KS_ATTEND_BATCH) {
+            int32_t n = n_rows - r < KS_ATTEND_BATCH ? n_rows - r : KS_ATTEND_BATCH;
+            step_batch(kv->type, step, q + (size_t)r * (size_t)head_dim, n_visible + r, n,
+                       partials + (size_t)r * stride, scratch);
         }
-        step_all_rows(type, &step, q, n_visible, n_rows, first, partials);
     }
 }
 
