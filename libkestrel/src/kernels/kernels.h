@@ -34,7 +34,7 @@ enum {
     KS_KEY_TILE = 16, /* keys per K tile: lanes are keys */
     KS_KEY_STEP = 64, /* keys per online-softmax step, by absolute position */
     KS_KEY_SPAN = 512, /* keys per independent partial result, by absolute position */
-    KS_ATTEND_BATCH = 64, /* query rows that pass a step together: scores of all, then values */
+    KS_ATTEND_BATCH = 96, /* most query rows that pass a step together; a multiple of 16 */
     KS_N_WEIGHT_TYPES = 6, /* kestrel_weight_type values */
 };
 

@@ -319,27 +319,50 @@ static int32_t rows_at_once(int32_t left)
     return left >= 4 ? 4 : left;
 }
 
-static void score_all_rows(kestrel_kv_type type, const key_step *step, const float *q,
-                           const int32_t *n_visible, int32_t n_rows, float *partials,
-                           step_weights *out)
+typedef struct query_rows {
+    const float *q; /* [n][head_dim] */
+    const int32_t *n_visible; /* [n] */
+    float *partials; /* [n][KS_PARTIAL_FLOATS] */
+    int32_t n;
+} query_rows;
+
+/* What rows ask memory for while they compute, each its share. */
+typedef struct asked {
+    const uint8_t *data;
+    size_t n_bytes;
+} asked;
+
+static void ask_for_share(asked ahead, int32_t from, int32_t to, int32_t n_rows)
 {
-    for (int32_t r = 0, n; r < n_rows; r += n) {
-        n = rows_at_once(n_rows - r);
-        if (keys_seen(n, n_visible + r, step) > 0)
-            row_tiles[type][n].score(step, q + (size_t)r * (size_t)step->head_dim, n_visible + r,
-                                     partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim),
+    size_t end = ahead.n_bytes * (size_t)to / (size_t)n_rows;
+    for (size_t i = ahead.n_bytes * (size_t)from / (size_t)n_rows; i < end; i += 64)
+        __builtin_prefetch(ahead.data + i, 0, 2);
+}
+
+static void score_all(kestrel_kv_type type, const key_step *step, const query_rows *rows,
+                      step_weights *out, asked ahead)
+{
+    for (int32_t r = 0, n; r < rows->n; r += n) {
+        n = rows_at_once(rows->n - r);
+        ask_for_share(ahead, r, r + n, rows->n);
+        if (keys_seen(n, rows->n_visible + r, step) > 0)
+            row_tiles[type][n].score(step, rows->q + (size_t)r * (size_t)step->head_dim,
+                                     rows->n_visible + r,
+                                     rows->partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim),
                                      out->weight[r], out->correction + r);
     }
 }
 
-static void value_all_rows(kestrel_kv_type type, const key_step *step, const int32_t *n_visible,
-                           int32_t n_rows, const step_weights *in, float *partials)
+static void value_all(kestrel_kv_type type, const key_step *step, const query_rows *rows,
+                      const step_weights *in, asked ahead)
 {
-    for (int32_t r = 0, n; r < n_rows; r += n) {
-        n = rows_at_once(n_rows - r);
-        if (keys_seen(n, n_visible + r, step) > 0)
-            row_tiles[type][n].value(step, n_visible + r, in->weight[r], in->correction + r,
-                                     partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim));
+    for (int32_t r = 0, n; r < rows->n; r += n) {
+        n = rows_at_once(rows->n - r);
+        ask_for_share(ahead, r, r + n, rows->n);
+        if (keys_seen(n, rows->n_visible + r, step) > 0)
+            row_tiles[type][n].value(step, rows->n_visible + r, in->weight[r], in->correction + r,
+                                     rows->partials +
+                                         (size_t)r * KS_PARTIAL_FLOATS(step->head_dim));
     }
 }
 
@@ -357,23 +380,29 @@ static const uint8_t *widen(kestrel_kv_type type, const uint8_t *data, int32_t n
 }
 
 /* At most KS_ATTEND_BATCH rows. Many of them widen the step's keys once, score, and then widen its
- * values into the same place: one of the two fits the first-level cache beside the rows, not both.
+ * values into the same place: one of the two fits the first-level cache beside the rows, not both. And
+ * they compute long enough for memory to bring, meanwhile, what is widened next.
  *
  * Of the keys all four tiles are widened, as score_tiles reads them: what an earlier use of the
  * scratch has left there may be denormal as a float, and costs a hundred cycles a product though
  * no result of it counts. */
-static void step_batch(kestrel_kv_type type, key_step step, const float *q,
-                       const int32_t *n_visible, int32_t n_rows, float *partials, void *scratch)
+static void step_batch(kestrel_kv_type type, key_step step, const query_rows *rows, void *scratch)
 {
-    const int32_t n_keys = keys_seen(n_rows, n_visible, &step);
     step_weights *weights = scratch;
+    if (type == KESTREL_KV_F32 || rows->n < WIDEN_FROM_ROWS) {
+        const asked nothing = {NULL, 0}; /* the tiles ask on their own */
+        score_all(type, &step, rows, weights, nothing);
+        value_all(type, &step, rows, weights, nothing);
+        return;
+    }
+    const int32_t n_keys = keys_seen(rows->n, rows->n_visible, &step);
+    const size_t n_bytes = (size_t)(KS_KEY_STEP * step.head_dim) * kv_element(type);
+    const asked values = {step.v, n_bytes}, next_keys = {step.next_k, n_bytes};
     float *widened = (float *)(weights + 1);
-    const int widens = type != KESTREL_KV_F32 && n_rows >= WIDEN_FROM_ROWS;
-    const kestrel_kv_type read_as = widens ? KESTREL_KV_F32 : type;
-    if (widens) step.k = widen(type, step.k, KS_KEY_STEP * step.head_dim, widened);
-    score_all_rows(read_as, &step, q, n_visible, n_rows, partials, weights);
-    if (widens) step.v = widen(type, step.v, n_keys * step.head_dim, widened);
-    value_all_rows(read_as, &step, n_visible, n_rows, weights, partials);
+    step.k = widen(type, step.k, KS_KEY_STEP * step.head_dim, widened);
+    score_all(KESTREL_KV_F32, &step, rows, weights, values);
+    step.v = widen(type, step.v, n_keys * step.head_dim, widened);
+    value_all(KESTREL_KV_F32, &step, rows, weights, next_keys);
 }
 
 /* ---- one span -------------------------------------------------------------------------------- */
@@ -405,9 +434,13 @@ void KERNEL(attend_span)(const ks_kv_head *kv, const float *q, const int32_t *n_
             step.v_scale = kv->v_scale + first;
         }
         for (int32_t r = 0; r < n_rows; r += KS_ATTEND_BATCH) {
-            int32_t n = n_rows - r < KS_ATTEND_BATCH ? n_rows - r : KS_ATTEND_BATCH;
-            step_batch(kv->type, step, q + (size_t)r * (size_t)head_dim, n_visible + r, n,
-                       partials + (size_t)r * stride, scratch);
+            query_rows rows = {
+                .q = q + (size_t)r * (size_t)head_dim,
+                .n_visible = n_visible + r,
+                .partials = partials + (size_t)r * stride,
+                .n = n_rows - r < KS_ATTEND_BATCH ? n_rows - r : KS_ATTEND_BATCH,
+            };
+            step_batch(kv->type, step, &rows, scratch);
         }
     }
 }
