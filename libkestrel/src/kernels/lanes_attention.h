@@ -383,9 +383,9 @@ static const uint8_t *widen(kestrel_kv_type type, const uint8_t *data, int32_t n
  * values into the same place: one of the two fits the first-level cache beside the rows, not both. And
  * they compute long enough for memory to bring, meanwhile, what is widened next.
  *
- * Of the keys all four tiles are widened, as score_tiles reads them: what an earlier use of the
- * scratch has left there may be denormal as a float, and costs a hundred cycles a product though
- * no result of it counts. */
+ * score_tiles reads all four tiles of keys. In place of those that hold none yet it gets zeros: the
+ * cache there may never have been touched, and what an earlier use of the scratch has left may be
+ * denormal as a float, which costs a hundred cycles a product though no result of it counts. */
 static void step_batch(kestrel_kv_type type, key_step step, const query_rows *rows, void *scratch)
 {
     step_weights *weights = scratch;
@@ -396,10 +396,14 @@ static void step_batch(kestrel_kv_type type, key_step step, const query_rows *ro
         return;
     }
     const int32_t n_keys = keys_seen(rows->n, rows->n_visible, &step);
-    const size_t n_bytes = (size_t)(KS_KEY_STEP * step.head_dim) * kv_element(type);
-    const asked values = {step.v, n_bytes}, next_keys = {step.next_k, n_bytes};
+    const int32_t n_tiles = (n_keys + KS_KEY_TILE - 1) / KS_KEY_TILE;
+    const int32_t n_in_tiles = n_tiles * KS_KEY_TILE * step.head_dim;
+    const int32_t n_in_step = KS_KEY_STEP * step.head_dim;
+    const size_t step_bytes = (size_t)n_in_step * kv_element(type);
+    const asked values = {step.v, step_bytes}, next_keys = {step.next_k, step_bytes};
     float *widened = (float *)(weights + 1);
-    step.k = widen(type, step.k, KS_KEY_STEP * step.head_dim, widened);
+    step.k = widen(type, step.k, n_in_tiles, widened);
+    memset(widened + n_in_tiles, 0, (size_t)(n_in_step - n_in_tiles) * sizeof(float));
     score_all(KESTREL_KV_F32, &step, rows, weights, values);
     step.v = widen(type, step.v, n_keys * step.head_dim, widened);
     value_all(KESTREL_KV_F32, &step, rows, weights, next_keys);
