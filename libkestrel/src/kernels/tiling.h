@@ -51,7 +51,7 @@ static inline const uint8_t *ks_tile_block(const uint8_t *weights, size_t stride
     return weights + (b * KS_ROW_BLOCK < n_rows ? (size_t)b * stride : 0);
 }
 
-enum { KS_MAX_TILE_TOKENS = 8 };
+enum { KS_MAX_TILE_TOKENS = 12 };
 
 typedef struct ks_tile {
     ks_tile_fn compute;
