@@ -221,6 +221,7 @@ typedef struct step_weights {
     float weight[KS_ATTEND_BATCH][KS_KEY_STEP];
     float correction[KS_ATTEND_BATCH]; /* for the sums of the steps before */
 } step_weights;
+_Static_assert(sizeof(step_weights) % 64 == 0, "behind it lies what is widened, in whole lines");
 
 /* The part of `n_visible` keys that is in this step, for the row that sees most of them. */
 static int32_t keys_seen(int32_t n_rows, const int32_t *n_visible, const key_step *step)
