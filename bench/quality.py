@@ -9,7 +9,8 @@ topics of Python's own help (its reference manual), and GPL-3, MPL-2.0, Apache-2
 the report carries its digest. llama.cpp's files are made by its own quantiser from the same bf16
 weights, without an importance matrix, as ours are.
 
-"q4, head q4" has q4 for the embedding and the output matrix, too, which are q8 otherwise. "q4
+"q4, head q4" has q4 for the embedding and the output matrix, too, which are q8 otherwise.
+"calibrated" is what `kestrel quantize --calibrate self` makes, whose text is the model's own. "q4
 nearest" is our q4 with the scale that the largest element asks for, in place of the searched one.
 "error" is the deviation of the difference to bf16 over the windows, divided by the root of
 their number: smaller differences mean nothing.
@@ -36,6 +37,9 @@ import random_checkpoint
 from harness import Doors, Model, default_cache, machine, machine_lines, write_json
 from numpy.typing import NDArray
 
+from pykestrel import calibration
+from pykestrel.quantize import quantize
+
 WINDOW = 1024
 SCORED = WINDOW // 2
 LICENSES = ("GPL-3", "MPL-2.0", "Apache-2.0", "GFDL-1.3")
@@ -46,6 +50,9 @@ OURS = {
     "q8": ("hf", "q8"),
     "q4": ("hf", "q4"),
     "q4, head q4": ("q4-head-q4", "auto"),
+    "q8 calibrated": ("q8-calibrated", "auto"),
+    "q4 calibrated": ("q4-calibrated", "auto"),
+    "q4, head q4, calibrated": ("q4-head-q4-calibrated", "auto"),
     "q4 nearest": ("q4-nearest", "auto"),
 }
 THEIRS = {f"llama.cpp {name}": f"{name}.gguf" for name in ("bf16", *LLAMA_TYPES)}
@@ -200,6 +207,25 @@ def write_nearest(source: Path, packed: Path, directory: Path) -> None:
     partial.replace(directory)
 
 
+# ---- calibrated --------------------------------------------------------------------------------
+
+# Directory -> types of the layers and of the head.
+CALIBRATED = {
+    "q8-calibrated": ("q8", "auto"),
+    "q4-calibrated": ("q4", "auto"),
+    "q4-head-q4-calibrated": ("q4", "q4"),
+}
+
+
+def write_calibrated(source: Path, base: Path, directories: list[str]) -> None:
+    """Packed checkpoints, calibrated on the model's own text."""
+    with Model(source) as model:
+        found = calibration.measure(model, calibration.own_texts(model))
+    for directory in directories:
+        weight_type, head_type = CALIBRATED[directory]
+        quantize(source, base / directory, weight_type, head_type=head_type, calibration=found)
+
+
 # ---- the table ---------------------------------------------------------------------------------
 
 
@@ -239,6 +265,10 @@ def prepare(hf: Path, cache: Path, names: list[str]) -> Path:
         (base / "hf").symlink_to(hf.resolve())
     if "q4, head q4" in names and not (base / "q4-head-q4").exists():
         random_checkpoint.write_packed(base / "hf", base / "q4-head-q4", "q4", "q4")
+    missing = [d for d in CALIBRATED if not (base / d).exists()]
+    wanted = [d for d in missing if any(n in OURS and OURS[n][0] == d for n in names)]
+    if wanted:
+        write_calibrated(base / "hf", base, wanted)
     if "q4 nearest" in names and not (base / "q4-nearest").exists():
         if not (base / "q4").exists():
             random_checkpoint.write_packed(base / "hf", base / "q4", "q4")
@@ -276,7 +306,7 @@ def main(
     facts = machine()
     click.echo(machine_lines(facts))
     click.echo(f"{base.name}: {n_scored:,} tokens scored of {counts}, ids' sha256 {digest[:16]}\n")
-    click.echo(f"{'weights':18}{'perplexity':>12}{'over bf16':>12}{'error':>9}   by text")
+    click.echo(f"{'weights':24}{'perplexity':>12}{'over bf16':>12}{'error':>9}   by text")
     report: dict[str, Any] = {"machine": facts, "tokens": counts, "sha256": digest, "rows": {}}
     reference: Floats | None = None
     for label in names:
@@ -292,7 +322,7 @@ def main(
         report["rows"][label] = row
         split = "  ".join(f"{name} {value:.4f}" for name, value in row["by_text"].items())
         click.echo(
-            f"{label:18}{row['perplexity']:12.4f}{row['excess_percent']:+11.3f}%"
+            f"{label:24}{row['perplexity']:12.4f}{row['excess_percent']:+11.3f}%"
             f"{row['error_percent']:8.3f}%   {split}"
         )
         write_json(json_path, report)

@@ -12,6 +12,7 @@ In the cache directory:  SHAPE/hf  SHAPE/q4  SHAPE/q8  SHAPE/bf16.gguf  SHAPE/Q4
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -131,16 +132,14 @@ def fresh(directory: Path) -> Path:
 def write_packed(source: Path, directory: Path, weight_type: str, head_type: str = "auto") -> None:
     """The same checkpoint packed, with whatever lies beside the weights."""
     partial = fresh(directory)
-    library, error = _loader.library(), _ffi.Error()
-    status = library.kestrel_quantize(
-        os.fsencode(source),
-        os.fsencode(partial / "model.safetensors"),
-        _ffi.WeightType[weight_type.upper()],
-        _ffi.WeightType[head_type.upper()],
-        0,
-        _ffi.ProgressFn(),
-        None,
-        error,
+    options = _ffi.QuantizeOptions(
+        struct_size=ctypes.sizeof(_ffi.QuantizeOptions),
+        type=_ffi.WeightType[weight_type.upper()],
+        head_type=_ffi.WeightType[head_type.upper()],
+    )
+    error = _ffi.Error()
+    status = _loader.library().kestrel_quantize(
+        os.fsencode(source), os.fsencode(partial / "model.safetensors"), options, error
     )
     _loader.check(status, error)
     for file in source.iterdir():

@@ -17,6 +17,7 @@ from ctypes import (
     c_double,
     c_float,
     c_int,
+    c_int8,
     c_int32,
     c_int64,
     c_size_t,
@@ -27,7 +28,7 @@ from enum import IntEnum
 from typing import Any
 
 # KESTREL_ABI_VERSION
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class WeightType(IntEnum):
@@ -140,6 +141,38 @@ class ModelInfo(Structure):
     ]
 
 
+# typedef int32_t (*kestrel_progress_fn)(void *user, int64_t done_bytes, int64_t total_bytes);
+ProgressFn = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
+
+
+class Calibrated(Structure):
+    """kestrel_calibrated"""
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("n_rows", c_int32),
+        ("n_columns", c_int32),
+        ("row_exponents", POINTER(c_int8)),
+        ("column_exponents", POINTER(c_int8)),
+        ("column_importance", POINTER(c_float)),
+    ]
+
+
+class QuantizeOptions(Structure):
+    """kestrel_quantize_options"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("type", c_int),
+        ("head_type", c_int),
+        ("n_threads", c_int32),
+        ("calibrated", POINTER(Calibrated)),
+        ("n_calibrated", c_int32),
+        ("progress", ProgressFn),
+        ("user", c_void_p),
+    ]
+
+
 class TraceEvent(Structure):
     """kestrel_trace_event"""
 
@@ -227,10 +260,6 @@ class Token(Structure):
 TokenFn = CFUNCTYPE(c_int32, c_void_p, POINTER(Token))
 
 
-# typedef int32_t (*kestrel_progress_fn)(void *user, int64_t done_bytes, int64_t total_bytes);
-ProgressFn = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
-
-
 class Request(Structure):
     """kestrel_request"""
 
@@ -300,6 +329,8 @@ STRUCTS: dict[str, type[Structure]] = {
     "error": Error,
     "model_options": ModelOptions,
     "model_info": ModelInfo,
+    "calibrated": Calibrated,
+    "quantize_options": QuantizeOptions,
     "trace_event": TraceEvent,
     "session_options": SessionOptions,
     "prefix": Prefix,
@@ -337,13 +368,9 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     # void kestrel_model_get_info(const kestrel_model *model, kestrel_model_info *info);
     "kestrel_model_get_info": (None, (c_void_p, POINTER(ModelInfo))),
     # kestrel_status kestrel_quantize(const char *source, const char *path,
-    #                                 kestrel_weight_type type, kestrel_weight_type head_type,
-    #                                 int32_t n_threads, kestrel_progress_fn progress,
-    #                                 void *user, kestrel_error *error);
-    "kestrel_quantize": (
-        c_int,
-        (c_char_p, c_char_p, c_int, c_int, c_int32, ProgressFn, c_void_p, _ERROR),
-    ),
+    #                                 const kestrel_quantize_options *options,
+    #                                 kestrel_error *error);
+    "kestrel_quantize": (c_int, (c_char_p, c_char_p, POINTER(QuantizeOptions), _ERROR)),
     # const char *kestrel_isa_name(kestrel_isa isa);
     "kestrel_isa_name": (c_char_p, (c_int,)),
     # int32_t kestrel_isa_available(kestrel_isa isa);

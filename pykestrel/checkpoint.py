@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pykestrel._errors import FileError, FormatError, InvalidArgument
 from pykestrel.sampling import SamplingParams
 
@@ -115,13 +118,14 @@ def _token_ids(path: Path, config: dict[str, Any], key: str) -> set[int]:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor as a safetensors header describes it. `n_bytes` is its size in the file."""
+    """One tensor as a safetensors header describes it: `n_bytes` from byte `offset` of `file`."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     n_bytes: int
     file: str
+    offset: int
 
     @property
     def n_elements(self) -> int:
@@ -204,10 +208,10 @@ def read_safetensors_header(path: Path) -> Iterator[TensorInfo]:
         raise FormatError(f"{path}: the header is not a JSON object (byte 8)")
     for name, entry in header.items():
         if name != "__metadata__":
-            yield _tensor_info(path, name, entry)
+            yield _tensor_info(path, name, entry, 8 + n_header)
 
 
-def _tensor_info(path: Path, name: str, entry: Any) -> TensorInfo:
+def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     try:
         dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
         begin, end = entry["data_offsets"]
@@ -219,7 +223,30 @@ def _tensor_info(path: Path, name: str, entry: Any) -> TensorInfo:
         expected is not None and n_bytes != expected * math.prod(shape)
     ):
         raise FormatError(f"{path}: tensor {name!r}: data_offsets do not fit shape and dtype")
-    return TensorInfo(name, dtype, shape, n_bytes, path.name)
+    return TensorInfo(name, dtype, shape, n_bytes, path.name, data_start + int(begin))
+
+
+def read_vector(directory: Path, name: str) -> NDArray[np.float32]:
+    """The values of a norm weight or a bias, float32 [n].
+
+    Raises:
+        FormatError: there is no such vector, or it is of another type than F32, F16 or BF16.
+    """
+    found = [tensor for tensor in summarize(directory).tensors if tensor.name == name]
+    if not found or len(found[0].shape) != 1 or found[0].dtype not in ("F32", "F16", "BF16"):
+        raise FormatError(f"{directory}: there is no vector {name!r} of F32, F16 or BF16")
+    tensor = found[0]
+    try:
+        with (directory / tensor.file).open("rb") as file:
+            file.seek(tensor.offset)
+            data = file.read(tensor.n_bytes)
+    except OSError as error:
+        raise FileError(f"{directory / tensor.file}: {_reason(error)}") from error
+    if len(data) != tensor.n_bytes:
+        raise FormatError(f"{directory / tensor.file}: ends within tensor {name!r}")
+    if tensor.dtype == "BF16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, "<f4" if tensor.dtype == "F32" else "<f2").astype(np.float32)
 
 
 def _kv_bytes(path: Path, config: dict[str, Any]) -> dict[str, int]:

@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a signature in this file changes. A binding compares it on load. */
-#define KESTREL_ABI_VERSION 3
+#define KESTREL_ABI_VERSION 4
 
 /* ---- errors ----------------------------------------------------------------------------------- */
 
@@ -179,15 +179,39 @@ KESTREL_API int32_t kestrel_isa_available(kestrel_isa isa);
 /* Called between steps of a long job; return 0 to go on, anything else to stop it (CANCELLED). */
 typedef int32_t (*kestrel_progress_fn)(void *user, int64_t done_bytes, int64_t total_bytes);
 
+/* How one tensor of the source is to be scaled and weighed when it is packed. What makes values easier to
+ * quantise without changing the model: a column of a matrix is multiplied by a power of two, and
+ * the rows, or the norm, that produce its input by the inverse. All arrays may be NULL. */
+typedef struct kestrel_calibrated {
+    const char *name; /* of the source's tensor: a matrix that is packed, or a vector */
+    int32_t n_rows; /* the length of a vector */
+    int32_t n_columns; /* 0 for a vector */
+    const int8_t *row_exponents; /* [n_rows]: row r is multiplied by 2^e, -16 <= e <= 16 */
+    const int8_t *column_exponents; /* [n_columns], as above */
+    /* [n_columns], finite, >= 0: how much an error in this column counts, that is the mean square of
+     * what it is multiplied with, as scaled. Decides between roundings of a q4 group. */
+    const float *column_importance;
+} kestrel_calibrated;
+
+typedef struct kestrel_quantize_options {
+    size_t struct_size;
+    kestrel_weight_type type; /* of the layers' matrices: q4 or q8 */
+    /* Of the embedding and the output matrix: q4 or q8, not coarser than the layers; AUTO: q8. */
+    kestrel_weight_type head_type;
+    int32_t n_threads; /* 0: the library's choice */
+    const kestrel_calibrated *calibrated; /* [n_calibrated] */
+    int32_t n_calibrated;
+    kestrel_progress_fn progress; /* NULL: none */
+    void *user; /* handed to progress */
+} kestrel_quantize_options;
+
 /* Writes the tensors of the checkpoint directory `source` as one packed safetensors file at `path`, which
- * must not exist: the layers' matrices as `type` (q4 or q8), the embedding and the output matrix as
- * `head_type` (q4 or q8, not coarser than the layers; AUTO: q8), everything else as stored.
- * config.json and the tokenizer files are for the caller to copy. Needs little memory beside the
- * mapped source. On failure nothing is left at `path`. */
+ * must not exist: matrices as the options say, everything else as stored, but a calibrated vector
+ * as float32. config.json and the tokenizer files are for the caller to copy. Needs little memory
+ * beside the mapped source. On failure nothing is left at `path`. */
 KESTREL_API kestrel_status kestrel_quantize(const char *source, const char *path,
-                                            kestrel_weight_type type, kestrel_weight_type head_type,
-                                            int32_t n_threads, kestrel_progress_fn progress,
-                                            void *user, kestrel_error *error);
+                                            const kestrel_quantize_options *options,
+                                            kestrel_error *error);
 
 /* ---- session ---------------------------------------------------------------------------------- */
 

@@ -2,7 +2,8 @@
  * quantize.c - writes a packed copy of a checkpoint's tensors, one after another.
  *
  * The result is again a safetensors file. A matrix NAME becomes NAME.q4 or NAME.q8 (weights.c reads
- * them where they lie): dtype U8, shape [row blocks][groups][block bytes]. Everything else is copied.
+ * them where they lie): dtype U8, shape [row blocks][groups][block bytes]. Everything else is copied,
+ * but for vectors that a calibration scales (calibrated.h): those become F32.
  * Every tensor starts on a multiple of 64 bytes, counted from the start of the file; since the format
  * allows no holes, the gaps are tensors of their own, kestrel.pad.N.
  *
@@ -15,6 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "calibrated.h"
 #include "internal.h"
 #include "io.h"
 #include "topology.h"
@@ -24,7 +26,8 @@ enum { ALIGN = 64, BUFFER_BYTES = 8 << 20, MAX_NAME = 256 };
 /* One tensor of the output. */
 typedef struct ks_item {
     const ks_tensor *source; /* NULL: padding */
-    kestrel_weight_type type; /* AUTO: copied as it is */
+    const kestrel_calibrated *calibrated; /* NULL: nothing is known about it */
+    kestrel_weight_type type; /* F32: a vector that is scaled; AUTO: copied as it is */
     char name[MAX_NAME];
     int64_t shape[3];
     int32_t n_dims;
@@ -37,6 +40,7 @@ typedef struct ks_quantizer {
     int32_t n_threads;
     kestrel_weight_type type; /* of the layers' matrices */
     kestrel_weight_type head_type; /* of the embedding and the output matrix */
+    const kestrel_calibrated **calibrated; /* [n_tensors]; NULL: none */
     ks_item *items; /* [n_items] */
     int32_t n_items;
     char *header; /* the JSON, padded with spaces */
@@ -69,10 +73,26 @@ static kestrel_weight_type type_for(const ks_quantizer *q, const char *name)
     return ends_with(name, "_proj.weight") ? q->type : KESTREL_WEIGHT_AUTO;
 }
 
-static kestrel_status plan_tensor(ks_quantizer *q, const ks_tensor *t, ks_item *item)
+static kestrel_status plan_vector(ks_quantizer *q, const ks_tensor *t, ks_item *item)
 {
-    *item = (ks_item){
-        .source = t, .type = type_for(q, t->name), .n_dims = t->n_dims, .n_bytes = t->n_bytes};
+    if (t->n_dims != 1 || (size_t)t->shape[0] * sizeof(float) > BUFFER_BYTES) {
+        return ks_fail(q->error, KESTREL_INVALID,
+                       "%s: tensor \"%s\" is calibrated, but it is neither packed nor a vector",
+                       t->file, t->name);
+    }
+    item->type = KESTREL_WEIGHT_F32;
+    item->n_bytes = (size_t)t->shape[0] * sizeof(float);
+    return KESTREL_OK;
+}
+
+static kestrel_status plan_tensor(ks_quantizer *q, int32_t index, ks_item *item)
+{
+    const ks_tensor *t = ks_checkpoint_tensor(q->checkpoint, index);
+    *item = (ks_item){.source = t,
+                      .calibrated = q->calibrated != NULL ? q->calibrated[index] : NULL,
+                      .type = type_for(q, t->name),
+                      .n_dims = t->n_dims,
+                      .n_bytes = t->n_bytes};
     if (t->dtype == KS_DTYPE_U8) {
         return ks_fail(q->error, KESTREL_UNSUPPORTED, "%s: tensor \"%s\" is packed already",
                        t->file, t->name);
@@ -86,7 +106,7 @@ static kestrel_status plan_tensor(ks_quantizer *q, const ks_tensor *t, ks_item *
     memcpy(item->shape, t->shape, sizeof item->shape);
     snprintf(item->name, sizeof item->name, "%s", t->name);
     if (item->type == KESTREL_WEIGHT_AUTO) {
-        return KESTREL_OK;
+        return item->calibrated != NULL ? plan_vector(q, t, item) : KESTREL_OK;
     }
     if (t->n_dims != 2 || t->shape[1] % KS_GROUP != 0 || t->shape[0] > INT32_MAX) {
         return ks_fail(q->error, KESTREL_UNSUPPORTED,
@@ -121,7 +141,7 @@ static kestrel_status plan(ks_quantizer *q)
     }
     for (int32_t i = 0; i < n_tensors; i++) {
         ks_item *item = &q->items[q->n_items];
-        kestrel_status status = plan_tensor(q, ks_checkpoint_tensor(q->checkpoint, i), item);
+        kestrel_status status = plan_tensor(q, i, item);
         if (status != KESTREL_OK) {
             return status;
         }
@@ -134,10 +154,17 @@ static kestrel_status plan(ks_quantizer *q)
     return KESTREL_OK;
 }
 
+static bool is_packed_type(kestrel_weight_type type)
+{
+    return type == KESTREL_WEIGHT_Q4 || type == KESTREL_WEIGHT_Q8;
+}
+
 static const char *dtype_name(const ks_item *item)
 {
-    bool packed = item->source == NULL || item->type != KESTREL_WEIGHT_AUTO;
-    return ks_dtype_name(packed ? KS_DTYPE_U8 : item->source->dtype);
+    if (item->source == NULL || is_packed_type(item->type)) {
+        return ks_dtype_name(KS_DTYPE_U8);
+    }
+    return ks_dtype_name(item->type == KESTREL_WEIGHT_F32 ? KS_DTYPE_F32 : item->source->dtype);
 }
 
 static void write_header(const ks_quantizer *q, FILE *out)
@@ -212,18 +239,36 @@ typedef struct ks_strip_job {
     atomic_bool not_finite;
 } ks_strip_job;
 
+/* Rows of an item as float32, scaled; a vector is n rows of one value. False if one is not finite. */
+static bool read_rows(const ks_item *item, int64_t first, int32_t n_rows, float *rows)
+{
+    int32_t n_columns = item->source->n_dims == 1 ? 1 : (int32_t)item->source->shape[1];
+    return ks_tensor_widen(item->source, first * n_columns, (int64_t)n_rows * n_columns, rows) &&
+           (item->calibrated == NULL ||
+            ks_calibrated_scale(item->calibrated, first, n_rows, n_columns, rows));
+}
+
+static kestrel_status not_finite(const ks_quantizer *q, const ks_item *item)
+{
+    return ks_fail(q->error, KESTREL_FORMAT, "%s: tensor \"%s\" holds a NaN or an infinity%s",
+                   item->source->file, item->source->name,
+                   item->calibrated != NULL ? ", or gets one when it is scaled" : "");
+}
+
 static void pack_block(void *arg, int32_t chunk, int32_t thread)
 {
     ks_strip_job *job = arg;
-    const ks_tensor *t = job->item->source;
+    const ks_item *item = job->item;
+    const ks_tensor *t = item->source;
     float *rows = ks_pool_scratch(job->quantizer->pool, thread);
     int64_t first = (int64_t)(job->first_block + chunk) * KS_ROW_BLOCK;
     int64_t n = t->shape[0] - first < KS_ROW_BLOCK ? t->shape[0] - first : KS_ROW_BLOCK;
-    if (!ks_tensor_widen(t, first * t->shape[1], n * t->shape[1], rows)) {
+    if (!read_rows(item, first, (int32_t)n, rows)) {
         atomic_store(&job->not_finite, true);
         return;
     }
-    ks_pack_row_block(job->item->type, rows, (int32_t)n, (int32_t)t->shape[1],
+    ks_pack_row_block(item->type, rows, (int32_t)n, (int32_t)t->shape[1],
+                      item->calibrated != NULL ? item->calibrated->column_importance : NULL,
                       job->quantizer->buffer + (size_t)chunk * job->block_bytes);
 }
 
@@ -239,8 +284,7 @@ static kestrel_status write_packed(ks_quantizer *q, const ks_item *item)
         job.first_block = done;
         ks_pool_run(q->pool, q->n_threads, pack_block, &job, n);
         if (atomic_load(&job.not_finite)) {
-            return ks_fail(q->error, KESTREL_FORMAT, "%s: tensor \"%s\" holds a NaN or an infinity",
-                           item->source->file, item->source->name);
+            return not_finite(q, item);
         }
         status = write_bytes(q, q->buffer, (size_t)n * job.block_bytes);
         if (status == KESTREL_OK) {
@@ -249,6 +293,19 @@ static kestrel_status write_packed(ks_quantizer *q, const ks_item *item)
         done += n;
     }
     return status;
+}
+
+static kestrel_status write_plain(ks_quantizer *q, const ks_item *item)
+{
+    const void *data = item->source->data;
+    if (item->type == KESTREL_WEIGHT_F32) {
+        if (!read_rows(item, 0, (int32_t)item->source->shape[0], (float *)(void *)q->buffer)) {
+            return not_finite(q, item);
+        }
+        data = q->buffer;
+    }
+    kestrel_status status = write_bytes(q, data, item->n_bytes);
+    return status == KESTREL_OK ? advance(q, item->n_bytes) : status;
 }
 
 /* The source's pages of a finished tensor: they can be read again, they need not stay. */
@@ -266,13 +323,10 @@ static kestrel_status write_item(ks_quantizer *q, const ks_item *item)
         return write_bytes(q, zeros, item->n_bytes);
     }
     kestrel_status status;
-    if (item->type != KESTREL_WEIGHT_AUTO) {
+    if (is_packed_type(item->type)) {
         status = write_packed(q, item);
     } else {
-        status = write_bytes(q, item->source->data, item->n_bytes);
-        if (status == KESTREL_OK) {
-            status = advance(q, item->n_bytes);
-        }
+        status = write_plain(q, item);
     }
     give_back(item->source);
     return status;
@@ -293,8 +347,7 @@ static kestrel_status start_pool(ks_quantizer *q)
 {
     size_t widest = 0;
     for (int32_t i = 0; i < q->n_items; i++) {
-        if (q->items[i].type != KESTREL_WEIGHT_AUTO &&
-            (size_t)q->items[i].source->shape[1] > widest) {
+        if (is_packed_type(q->items[i].type) && (size_t)q->items[i].source->shape[1] > widest) {
             widest = (size_t)q->items[i].source->shape[1];
         }
     }
@@ -324,11 +377,6 @@ static kestrel_status create_and_write(ks_quantizer *q)
     return status;
 }
 
-static bool is_packed_type(kestrel_weight_type type)
-{
-    return type == KESTREL_WEIGHT_Q4 || type == KESTREL_WEIGHT_Q8;
-}
-
 static kestrel_status check_types(kestrel_weight_type type, kestrel_weight_type head_type,
                                   kestrel_error *error)
 {
@@ -350,39 +398,67 @@ static kestrel_status check_types(kestrel_weight_type type, kestrel_weight_type 
     return KESTREL_OK;
 }
 
-kestrel_status kestrel_quantize(const char *source, const char *path, kestrel_weight_type type,
-                                kestrel_weight_type head_type, int32_t n_threads,
-                                kestrel_progress_fn progress, void *user, kestrel_error *error)
+static kestrel_status check_options(const char *source, const char *path,
+                                    const kestrel_quantize_options *o, kestrel_error *error)
 {
-    if (source == NULL || path == NULL || n_threads < 0 || n_threads > KS_MAX_THREADS) {
+    if (source == NULL || path == NULL || o == NULL) {
         return ks_fail(error, KESTREL_INVALID,
-                       "kestrel_quantize needs a source, a path and 0..%d threads (not %d)",
-                       KS_MAX_THREADS, n_threads);
+                       "kestrel_quantize needs a source, a path and options");
     }
+    if (o->struct_size != sizeof *o) {
+        return ks_fail(error, KESTREL_INVALID,
+                       "kestrel_quantize_options.struct_size is %zu, this library's is %zu",
+                       o->struct_size, sizeof *o);
+    }
+    if (o->n_threads < 0 || o->n_threads > KS_MAX_THREADS) {
+        return ks_fail(error, KESTREL_INVALID, "n_threads is %d, not within 0..%d", o->n_threads,
+                       KS_MAX_THREADS);
+    }
+    if (o->n_calibrated < 0 || (o->n_calibrated > 0 && o->calibrated == NULL)) {
+        return ks_fail(error, KESTREL_INVALID, "n_calibrated is %d, calibrated is %s",
+                       o->n_calibrated, o->calibrated == NULL ? "NULL" : "given");
+    }
+    return check_types(o->type, o->head_type, error);
+}
+
+/* Everything that can be refused before anything is written. */
+static kestrel_status prepare(ks_quantizer *q, const char *source,
+                              const kestrel_quantize_options *options)
+{
     ks_config config; /* a checkpoint that could not be opened is not worth packing */
-    kestrel_status status = check_types(type, head_type, error);
+    kestrel_status status = ks_config_read(source, &config, q->error);
     if (status == KESTREL_OK) {
-        status = ks_config_read(source, &config, error);
+        status = ks_checkpoint_open(source, &q->checkpoint, q->error);
     }
-    ks_quantizer q = {.n_threads = n_threads > 0 ? n_threads : ks_topology_default_threads(),
-                      .type = type,
-                      .head_type = head_type != KESTREL_WEIGHT_AUTO ? head_type : KESTREL_WEIGHT_Q8,
-                      .progress = progress,
-                      .user = user,
+    if (status == KESTREL_OK) {
+        status = ks_calibrated_by_tensor(options, q->checkpoint, &q->calibrated, q->error);
+    }
+    if (status == KESTREL_OK) {
+        status = plan(q);
+    }
+    if (status == KESTREL_OK) {
+        status = make_header(q);
+    }
+    return status == KESTREL_OK ? start_pool(q) : status;
+}
+
+kestrel_status kestrel_quantize(const char *source, const char *path,
+                                const kestrel_quantize_options *options, kestrel_error *error)
+{
+    kestrel_status status = check_options(source, path, options, error);
+    if (status != KESTREL_OK) {
+        return status;
+    }
+    bool plain_head = options->head_type == KESTREL_WEIGHT_AUTO;
+    ks_quantizer q = {.n_threads = options->n_threads > 0 ? options->n_threads
+                                                          : ks_topology_default_threads(),
+                      .type = options->type,
+                      .head_type = plain_head ? KESTREL_WEIGHT_Q8 : options->head_type,
+                      .progress = options->progress,
+                      .user = options->user,
                       .path = path,
                       .error = error};
-    if (status == KESTREL_OK) {
-        status = ks_checkpoint_open(source, &q.checkpoint, error);
-    }
-    if (status == KESTREL_OK) {
-        status = plan(&q);
-    }
-    if (status == KESTREL_OK) {
-        status = make_header(&q);
-    }
-    if (status == KESTREL_OK) {
-        status = start_pool(&q);
-    }
+    status = prepare(&q, source, options);
     if (status == KESTREL_OK) {
         status = create_and_write(&q);
     }
@@ -390,6 +466,7 @@ kestrel_status kestrel_quantize(const char *source, const char *path, kestrel_we
     free(q.buffer);
     free(q.header);
     free(q.items);
+    free(q.calibrated);
     ks_checkpoint_close(q.checkpoint);
     return status;
 }

@@ -29,6 +29,8 @@ size_t kestrel_struct_size(const char *name)
         {"error", sizeof(kestrel_error)},
         {"model_options", sizeof(kestrel_model_options)},
         {"model_info", sizeof(kestrel_model_info)},
+        {"calibrated", sizeof(kestrel_calibrated)},
+        {"quantize_options", sizeof(kestrel_quantize_options)},
         {"session_options", sizeof(kestrel_session_options)},
         {"trace_event", sizeof(kestrel_trace_event)},
         {"prefix", sizeof(kestrel_prefix)},

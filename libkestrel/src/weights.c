@@ -160,7 +160,7 @@ static void convert_rows(void *arg, int32_t chunk, int32_t thread)
     switch (job->type) {
     case KESTREL_WEIGHT_Q8:
     case KESTREL_WEIGHT_Q4:
-        ks_pack_row_block(job->type, rows, n, job->n_cols,
+        ks_pack_row_block(job->type, rows, n, job->n_cols, NULL,
                           job->out + (size_t)chunk * ks_matrix_bytes(job->type, 8, job->n_cols));
         break;
     case KESTREL_WEIGHT_BF16:

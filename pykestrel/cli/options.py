@@ -233,6 +233,23 @@ def binary_input(otherwise: str) -> BinaryIO:
     return sys.stdin.buffer
 
 
+def read_file(file: Path) -> str:
+    """The UTF-8 text in a file, "-" for standard input."""
+    if str(file) == "-":
+        return decoded(binary_input("there is no standard input").read(), "standard input")
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise click.ClickException(f"{file}: {error.strerror or error}") from error
+    return decoded(data, str(file))
+
+
+def plain_ids(model: Model, text: str) -> list[int]:
+    """A text's ids, behind what the tokenizer puts before every text (a BOS, for some)."""
+    first = model.tokenizer.encode("", add_special=True)[:1]
+    return first + model.tokenizer.encode(text, parse_special=False)
+
+
 def decoded(data: bytes, what: str) -> str:
     """UTF-8 bytes as text; UsageError naming the first byte that is none."""
     try:

@@ -6,14 +6,11 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pykestrel.cli import options
-
-if TYPE_CHECKING:
-    from pykestrel.model import Model
 
 
 @click.command("perplexity")
@@ -42,9 +39,9 @@ def command(file: Path, model_path: Path | None, **given: Any) -> None:
     """
     from pykestrel.scoring import DEFAULT_CONTEXT, perplexity
 
-    text = _read(file)
+    text = options.read_file(file)
     with options.open_model(model_path, given) as model:
-        ids = _token_ids(model, text)
+        ids = options.plain_ids(model, text)
         if len(ids) < 2:
             raise click.UsageError(f"{file} has {len(ids)} tokens; at least 2 are needed")
         context = given["context"] or min(DEFAULT_CONTEXT, model.info.max_context)
@@ -67,21 +64,3 @@ def command(file: Path, model_path: Path | None, **given: Any) -> None:
     click.echo(f"nats/token     {result.nats:.5f} ± {result.error:.5f}")
     click.echo(f"tokens         {result.n_tokens} ({result.n_scored} scored)")
     click.echo(f"tokens/s       {result.rate:.1f}")
-
-
-def _read(file: Path) -> str:
-    if str(file) == "-":
-        return options.decoded(
-            options.binary_input("there is no standard input").read(), "standard input"
-        )
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise click.ClickException(f"{file}: {error.strerror or error}") from error
-    return options.decoded(data, str(file))
-
-
-def _token_ids(model: Model, text: str) -> list[int]:
-    """The text's ids, behind what the tokenizer puts before every text (a BOS, for some)."""
-    first = model.tokenizer.encode("", add_special=True)[:1]
-    return first + model.tokenizer.encode(text, parse_special=False)

@@ -244,6 +244,12 @@ static void test_rope_yarn(void)
 typedef void (*pack_fn)(kestrel_weight_type type, const float *rows, int32_t n_rows, int32_t n_cols,
                         uint8_t *out);
 
+static void pack_searched(kestrel_weight_type type, const float *rows, int32_t n_rows,
+                          int32_t n_cols, uint8_t *out)
+{
+    ks_pack_row_block(type, rows, n_rows, n_cols, NULL, out);
+}
+
 /* Squared error of packing the rows, group sizes included. */
 static double packing_error(pack_fn pack, kestrel_weight_type type, const float *rows,
                             int32_t n_rows, int32_t n_cols, uint64_t *digest)
@@ -279,8 +285,7 @@ static void test_pack_q4_search(void)
         int32_t n_rows = 8 - repeat % 3;
         for (int i = 0; i < 8 * COLS; i++)
             rows[i] = random_normal() * (random_u32() % 40 ? 0.02f : 0.08f);
-        searched +=
-            packing_error(ks_pack_row_block, KESTREL_WEIGHT_Q4, rows, n_rows, COLS, &digest);
+        searched += packing_error(pack_searched, KESTREL_WEIGHT_Q4, rows, n_rows, COLS, &digest);
         nearest += packing_error(ks_pack_row_block_nearest, KESTREL_WEIGHT_Q4, rows, n_rows, COLS,
                                  &ignored);
     }
@@ -300,11 +305,43 @@ static void test_pack_q4_never_worse(void)
         for (int i = 0; i < KS_GROUP; i++)
             group[i] = ldexpf(random_normal(), exponent) * (repeat % 5 && i ? 0.1f : 1.0f);
         double searched =
-            packing_error(ks_pack_row_block, KESTREL_WEIGHT_Q4, group, 1, KS_GROUP, &ignored);
+            packing_error(pack_searched, KESTREL_WEIGHT_Q4, group, 1, KS_GROUP, &ignored);
         double nearest = packing_error(ks_pack_row_block_nearest, KESTREL_WEIGHT_Q4, group, 1,
                                        KS_GROUP, &ignored);
         CHECK(searched <= nearest * 1.0001);
     }
+}
+
+/* Where one column counts more, its error shrinks and the weighed sum is smaller than without; equal
+ * importance, whatever it is, is none. */
+static void test_pack_q4_importance(void)
+{
+    float importance[KS_GROUP], twos[KS_GROUP];
+    double plain = 0.0, weighed = 0.0;
+    random_state = 34;
+    for (int repeat = 0; repeat < 500; repeat++) {
+        float group[KS_GROUP], back[2][KS_GROUP];
+        uint8_t blocks[3][KS_Q4_BLOCK_BYTES];
+        for (int i = 0; i < KS_GROUP; i++) {
+            group[i] = random_normal();
+            importance[i] = i % 8 == repeat % 8 ? 100.0f : 1.0f;
+            twos[i] = 2.0f;
+        }
+        ks_pack_row_block(KESTREL_WEIGHT_Q4, group, 1, KS_GROUP, NULL, blocks[0]);
+        ks_pack_row_block(KESTREL_WEIGHT_Q4, group, 1, KS_GROUP, importance, blocks[1]);
+        ks_pack_row_block(KESTREL_WEIGHT_Q4, group, 1, KS_GROUP, twos, blocks[2]);
+        CHECK(memcmp(blocks[0], blocks[2], sizeof blocks[0]) == 0);
+        for (int k = 0; k < 2; k++) {
+            ks_matrix w = {KESTREL_WEIGHT_Q4, 1, KS_GROUP, blocks[k]};
+            ks_matrix_row(&w, 0, back[k]);
+        }
+        for (int i = 0; i < KS_GROUP; i++) {
+            plain += importance[i] * (double)(back[0][i] - group[i]) * (back[0][i] - group[i]);
+            weighed += importance[i] * (double)(back[1][i] - group[i]) * (back[1][i] - group[i]);
+        }
+    }
+    printf("     q4 weighed squared error, with / without importance: %.3f\n", weighed / plain);
+    CHECK(weighed < 0.9 * plain);
 }
 
 /* Zero, subnormal, huge: scales stay finite and what can be represented is. */
@@ -320,7 +357,7 @@ static void test_pack_extremes(void)
                 group[i] = sizes[k] * (float)(i - 15) / 16.0f;
                 size += (double)group[i] * group[i];
             }
-            double error = packing_error(ks_pack_row_block, (kestrel_weight_type)type, group, 1,
+            double error = packing_error(pack_searched, (kestrel_weight_type)type, group, 1,
                                          KS_GROUP, &ignored);
             CHECK(error <= size);
             if (sizes[k] >= 1e-3f && sizes[k] <= 1e5f)
@@ -339,7 +376,7 @@ static void test_pack_q8(void)
         rows[i] = random_normal() * 0.02f;
         size += (double)rows[i] * rows[i];
     }
-    double error = packing_error(ks_pack_row_block, KESTREL_WEIGHT_Q8, rows, 8, COLS, &digest);
+    double error = packing_error(pack_searched, KESTREL_WEIGHT_Q8, rows, 8, COLS, &digest);
     CHECK(error < size * 4e-5);
     CHECK_DIGEST("q8", digest, 0xc93c8b089e82a186ull);
 }
@@ -408,6 +445,7 @@ int main(void)
     RUN(test_rope_yarn);
     RUN(test_pack_q4_search);
     RUN(test_pack_q4_never_worse);
+    RUN(test_pack_q4_importance);
     RUN(test_pack_extremes);
     RUN(test_pack_q8);
     RUN(test_pack_layout);

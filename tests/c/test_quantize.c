@@ -1,6 +1,8 @@
 /*
- * test_quantize.c - a packed checkpoint gives the bits of one that is quantised on opening.
+ * test_quantize.c - a packed checkpoint gives the bits of one that is quantised on opening, and what
+ * a calibration asks for is done to the tensors it names.
  */
+#include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,7 +33,9 @@ static const char *packed_directory(kestrel_weight_type type, kestrel_weight_typ
     check_remove_tree(directory);
     mkdir(directory, 0700);
     snprintf(path, sizeof path, "%s/model.safetensors", directory);
-    kestrel_status status = kestrel_quantize(source, path, type, head_type, 2, NULL, NULL, &error);
+    kestrel_quantize_options options = {
+        .struct_size = sizeof options, .type = type, .head_type = head_type, .n_threads = 2};
+    kestrel_status status = kestrel_quantize(source, path, &options, &error);
     if (status != KESTREL_OK) {
         check_fail(__FILE__, __LINE__, "%s", error.message);
     }
@@ -159,9 +163,11 @@ static void check_types_refused(int type, int head_type, const char *reason)
 {
     const char *path = check_path("refused.safetensors");
     kestrel_error error = {0};
-    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, (kestrel_weight_type)type,
-                                  (kestrel_weight_type)head_type, 1, NULL, NULL, &error),
-                 KESTREL_INVALID);
+    kestrel_quantize_options options = {.struct_size = sizeof options,
+                                        .type = (kestrel_weight_type)type,
+                                        .head_type = (kestrel_weight_type)head_type,
+                                        .n_threads = 1};
+    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, &options, &error), KESTREL_INVALID);
     CHECK_STR_CONTAINS(error.message, reason);
     CHECK(access(path, F_OK) != 0);
 }
@@ -182,8 +188,12 @@ static void test_types_that_are_refused(void)
 static kestrel_status pack_q4(const char *source, const char *path, kestrel_progress_fn progress,
                               void *user, kestrel_error *error)
 {
-    return kestrel_quantize(source, path, KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_AUTO, 1, progress, user,
-                            error);
+    kestrel_quantize_options options = {.struct_size = sizeof options,
+                                        .type = KESTREL_WEIGHT_Q4,
+                                        .n_threads = 1,
+                                        .progress = progress,
+                                        .user = user};
+    return kestrel_quantize(source, path, &options, error);
 }
 
 static void test_refusals_leave_nothing(void)
@@ -210,6 +220,160 @@ static void test_refusals_leave_nothing(void)
     CHECK(model == NULL);
 }
 
+/* ---- calibrated ------------------------------------------------------------------------------ */
+
+#define Q_PROJ "model.layers.1.self_attn.q_proj.weight" /* [128][64] */
+#define NORM "model.layers.1.input_layernorm.weight" /* [64] */
+
+static kestrel_status pack_calibrated(const kestrel_calibrated *calibrated, int32_t n,
+                                      const char *path, kestrel_error *error)
+{
+    kestrel_quantize_options options = {.struct_size = sizeof options,
+                                        .type = KESTREL_WEIGHT_Q8,
+                                        .n_threads = 2,
+                                        .calibrated = calibrated,
+                                        .n_calibrated = n};
+    return kestrel_quantize(tiny_checkpoint(), path, &options, error);
+}
+
+/* The directory of a packed file alone: config.json is not needed to look at tensors. */
+static ks_checkpoint *open_packed(const char *directory)
+{
+    ks_checkpoint *checkpoint = NULL;
+    kestrel_error error = {0};
+    if (ks_checkpoint_open(directory, &checkpoint, &error) != KESTREL_OK) {
+        check_fail(__FILE__, __LINE__, "%s", error.message);
+        exit(1);
+    }
+    return checkpoint;
+}
+
+/* A norm becomes float32 and exact; a matrix is packed as scaled; what is not named is as without. */
+static void test_exponents(void)
+{
+    int8_t fewer[64];
+    int8_t more[64];
+    int8_t rows[128];
+    for (int i = 0; i < 64; i++) {
+        more[i] = (int8_t)(i % 7 - 3);
+        fewer[i] = (int8_t)-more[i];
+    }
+    for (int r = 0; r < 128; r++) {
+        rows[r] = (int8_t)(r % 3);
+    }
+    const kestrel_calibrated calibrated[] = {
+        {.name = NORM, .n_rows = 64, .row_exponents = fewer},
+        {.name = Q_PROJ,
+         .n_rows = 128,
+         .n_columns = 64,
+         .row_exponents = rows,
+         .column_exponents = more},
+    };
+    char directory[600];
+    char path[700];
+    kestrel_error error = {0};
+    snprintf(directory, sizeof directory, "%s/calibrated", tiny_checkpoint());
+    check_remove_tree(directory);
+    mkdir(directory, 0700);
+    snprintf(path, sizeof path, "%s/model.safetensors", directory);
+    CHECK_EQ_INT(pack_calibrated(calibrated, 2, path, &error), KESTREL_OK);
+    ks_checkpoint *source = open_packed(tiny_checkpoint());
+    ks_checkpoint *packed = open_packed(directory);
+    const ks_tensor *norm = ks_checkpoint_find(packed, NORM);
+    REQUIRE(norm != NULL && norm->dtype == KS_DTYPE_F32);
+    const float *before = (const void *)ks_checkpoint_find(source, NORM)->data;
+    for (int i = 0; i < 64; i++) {
+        CHECK(((const float *)(const void *)norm->data)[i] == ldexpf(before[i], fewer[i]));
+    }
+    const ks_tensor *q = ks_checkpoint_find(packed, Q_PROJ ".q8");
+    REQUIRE(q != NULL);
+    ks_matrix matrix = {KESTREL_WEIGHT_Q8, 128, 64, q->data};
+    before = (const void *)ks_checkpoint_find(source, Q_PROJ)->data;
+    for (int r = 0; r < 128; r++) {
+        float row[64];
+        ks_matrix_row(&matrix, r, row);
+        for (int c = 0; c < 64; c++) {
+            float wanted = ldexpf(before[64 * r + c], rows[r] + more[c]);
+            CHECK(fabsf(row[c] - wanted) < 0.07f * ldexpf(1.0f, rows[r]));
+        }
+    }
+    const char *plain_directory = packed_directory(KESTREL_WEIGHT_Q8, KESTREL_WEIGHT_AUTO);
+    ks_checkpoint *plain = open_packed(plain_directory);
+    for (int32_t i = 0; i < ks_checkpoint_n_tensors(plain); i++) {
+        const ks_tensor *t = ks_checkpoint_tensor(plain, i);
+        const ks_tensor *same = ks_checkpoint_find(packed, t->name);
+        bool named = strcmp(t->name, NORM) == 0 || strcmp(t->name, Q_PROJ ".q8") == 0;
+        if (strncmp(t->name, "kestrel.pad.", 12) != 0 && !named) {
+            REQUIRE(same != NULL && same->n_bytes == t->n_bytes);
+            CHECK(memcmp(same->data, t->data, t->n_bytes) == 0);
+        }
+    }
+    ks_checkpoint_close(plain);
+    ks_checkpoint_close(packed);
+    ks_checkpoint_close(source);
+}
+
+static void check_calibration_refused(kestrel_calibrated entry, const char *reason)
+{
+    const char *path = check_path("calibrated.safetensors");
+    kestrel_error error = {0};
+    CHECK_EQ_INT(pack_calibrated(&entry, 1, path, &error), KESTREL_INVALID);
+    CHECK_STR_CONTAINS(error.message, reason);
+    CHECK(access(path, F_OK) != 0);
+}
+
+static void test_calibrations_that_are_refused(void)
+{
+    int8_t exponents[128] = {0};
+    int8_t too_large[128] = {[63] = 17};
+    int8_t too_small[128] = {[127] = -17};
+    float importance[64] = {1.0f};
+    float negative[64] = {[9] = -1.0f};
+    float not_a_number[64] = {[9] = NAN};
+    float infinite[64] = {[63] = INFINITY};
+    kestrel_calibrated q = {
+        .name = Q_PROJ, .n_rows = 128, .n_columns = 64, .column_importance = importance};
+    kestrel_calibrated e = q;
+    e.name = "model.layers.9.self_attn.q_proj.weight";
+    check_calibration_refused(e, "no tensor \"model.layers.9");
+    e.name = NULL;
+    check_calibration_refused(e, "no tensor \"(null)\"");
+    e = q, e.n_rows = 64;
+    check_calibration_refused(e, "n_rows and n_columns");
+    e = q, e.n_columns = 0;
+    check_calibration_refused(e, "n_rows and n_columns");
+    e = q, e.column_exponents = too_large;
+    check_calibration_refused(e, "-16..16");
+    e = q, e.row_exponents = too_small;
+    check_calibration_refused(e, "-16..16");
+    e = q, e.column_importance = negative;
+    check_calibration_refused(e, "finite and not negative");
+    e = q, e.column_importance = not_a_number;
+    check_calibration_refused(e, "finite and not negative");
+    e = q, e.column_importance = infinite;
+    check_calibration_refused(e, "finite and not negative");
+    e = (kestrel_calibrated){.name = NORM, .n_rows = 64, .n_columns = 1};
+    check_calibration_refused(e, "n_rows and n_columns");
+
+    const char *path = check_path("calibrated.safetensors");
+    kestrel_error error = {0};
+    kestrel_calibrated twice[] = {q, q};
+    twice[1].row_exponents = exponents;
+    CHECK_EQ_INT(pack_calibrated(twice, 2, path, &error), KESTREL_INVALID);
+    CHECK_STR_CONTAINS(error.message, "another entry");
+    CHECK_EQ_INT(pack_calibrated(NULL, 1, path, &error), KESTREL_INVALID);
+    CHECK_STR_CONTAINS(error.message, "calibrated is NULL");
+    CHECK_EQ_INT(pack_calibrated(&q, -1, path, &error), KESTREL_INVALID);
+    kestrel_quantize_options wrong = {.struct_size = 4, .type = KESTREL_WEIGHT_Q8};
+    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, &wrong, &error), KESTREL_INVALID);
+    CHECK_STR_CONTAINS(error.message, "struct_size is 4");
+    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, NULL, &error), KESTREL_INVALID);
+    wrong.struct_size = sizeof wrong;
+    wrong.n_threads = -1;
+    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, &wrong, &error), KESTREL_INVALID);
+    CHECK(access(check_path("calibrated.safetensors"), F_OK) != 0);
+}
+
 int main(void)
 {
     tiny_ids(ids, 60);
@@ -219,5 +383,7 @@ int main(void)
     RUN(test_every_tensor_is_aligned);
     RUN(test_types_that_are_refused);
     RUN(test_refusals_leave_nothing);
+    RUN(test_exponents);
+    RUN(test_calibrations_that_are_refused);
     return check_summary();
 }

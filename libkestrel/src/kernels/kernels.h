@@ -141,9 +141,10 @@ size_t ks_matrix_bytes(kestrel_weight_type type, int32_t n_rows, int32_t n_cols)
 
 /* Quantises up to 8 rows, row-major finite float32 [n_rows][n_cols], into one row block (n_cols /
  * 32 blocks of KS_Q*_BLOCK_BYTES); missing rows are zero. Scales are finite whatever the values
- * are. q4 searches the scale that minimises the squared error of each group. */
+ * are. q4 searches the scale that minimises the squared error of each group, in which column c
+ * counts importance[c] times (>= 0, finite; NULL: all alike). */
 void ks_pack_row_block(kestrel_weight_type type, const float *rows, int32_t n_rows, int32_t n_cols,
-                       uint8_t *out);
+                       const float *importance, uint8_t *out);
 
 /* The same without the search: the scale follows from the largest element alone.
  * For comparisons. */

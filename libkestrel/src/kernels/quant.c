@@ -99,31 +99,32 @@ static inline f32x4 round_to_q4(f32x4 v)
 }
 
 /* Of w, normalised, rounded by multiplying with `inverse`: the sums that the least-squares scale
- * needs. The scale that fits those integers q to w best is wq / qq, and it removes wq^2 / qq of
- * the squares. */
+ * needs, each column with its importance. The scale that fits those integers q to w best is
+ * wq / qq, and it removes wq^2 / qq of the squares. */
 typedef struct fit {
     float wq;
     float qq;
 } fit;
 
-static fit fit_q4(const float *w, float inverse)
+static fit fit_q4(const float *w, const float *importance, float inverse)
 {
     f32x4 wq = splat4(0.0f), qq = splat4(0.0f);
     for (int i = 0; i < KS_GROUP; i += 4) {
         f32x4 v = load4(w + i), q = round_to_q4(v * splat4(inverse));
-        wq += v * q;
-        qq += q * q;
+        f32x4 weighed = q * load4(importance + i);
+        wq += v * weighed;
+        qq += q * weighed;
     }
     return (fit){sum4(wq), sum4(qq)};
 }
 
 /* What rounding with `scale` (whose inverse is given) leaves. */
-static float squared_error(const float *w, float scale, float inverse)
+static float squared_error(const float *w, const float *importance, float scale, float inverse)
 {
     f32x4 sum = splat4(0.0f);
     for (int i = 0; i < KS_GROUP; i += 4) {
         f32x4 v = load4(w + i), rest = v - round_to_q4(v * splat4(inverse)) * splat4(scale);
-        sum += rest * rest;
+        sum += rest * rest * load4(importance + i);
     }
     return sum4(sum);
 }
@@ -136,14 +137,14 @@ static uint16_t q4_scale_nearest(float extreme_weight)
 
 /* The least-squares scale of the best of several roundings. They map the extreme element to values
  * around -8 and, as the levels are not symmetric, around 7. */
-static float best_fitting_scale(const float *w, float extreme_weight)
+static float best_fitting_scale(const float *w, const float *importance, float extreme_weight)
 {
     static const float target[] = {
         -9.2f, -8.7f, -8.3f, -8.0f, -7.6f, -7.2f, -6.8f, -6.4f, -5.9f, 8.0f, 7.4f, 6.8f, 6.2f,
     };
     float best_gain = -1.0f, best_scale = 0.0f;
     for (size_t c = 0; c < sizeof target / sizeof target[0]; c++) {
-        fit sums = fit_q4(w, target[c] / extreme_weight);
+        fit sums = fit_q4(w, importance, target[c] / extreme_weight);
         float gain = sums.qq > 0.0f ? sums.wq * sums.wq / sums.qq : 0.0f;
         if (gain > best_gain) {
             best_gain = gain;
@@ -156,23 +157,24 @@ static float best_fitting_scale(const float *w, float extreme_weight)
 /* Searches the float16 scale that leaves the smallest squared error: the plain rule's scale, the
  * best fitting one, and twice what fits the rounding that the last one leads to. w and
  * extreme_weight are divided by `unit`, so that squares neither overflow nor vanish. */
-static uint16_t q4_scale_search(const float *w, float extreme_weight, float unit)
+static uint16_t q4_scale_search(const float *w, const float *importance, float extreme_weight,
+                                float unit)
 {
     uint16_t candidate = q4_scale_nearest(extreme_weight * unit), best = candidate;
     float best_error = INFINITY;
     for (int round = 0; round < 4; round++) {
         float scale = ks_f32_from_f16(candidate) / unit,
               inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
-        float error = squared_error(w, scale, inverse);
+        float error = squared_error(w, importance, scale, inverse);
         if (error < best_error) {
             best_error = error;
             best = candidate;
         }
         float next = 0.0f;
         if (round == 0) {
-            next = best_fitting_scale(w, extreme_weight);
+            next = best_fitting_scale(w, importance, extreme_weight);
         } else {
-            fit sums = fit_q4(w, inverse);
+            fit sums = fit_q4(w, importance, inverse);
             next = sums.qq > 0.0f ? sums.wq / sums.qq : 0.0f;
         }
         uint16_t next_candidate = ks_f16_from_f32_finite(next * unit);
@@ -182,7 +184,7 @@ static uint16_t q4_scale_search(const float *w, float extreme_weight, float unit
     return best;
 }
 
-static uint16_t quantize_q4(const float *w, int8_t *q)
+static uint16_t quantize_q4(const float *w, const float *importance, int8_t *q)
 {
     float normalised[KS_GROUP], extreme_weight = extreme(w);
     uint16_t scale = 0;
@@ -191,21 +193,23 @@ static uint16_t quantize_q4(const float *w, int8_t *q)
         float unit = ks_f32_from_bits(ks_f32_bits(extreme_weight) & 0x7f800000u);
         for (int i = 0; i < KS_GROUP; i++)
             normalised[i] = w[i] / unit;
-        scale = q4_scale_search(normalised, extreme_weight / unit, unit);
+        scale = q4_scale_search(normalised, importance, extreme_weight / unit, unit);
     }
     round_group(w, ks_f32_from_f16(scale), Q4_MIN, Q4_MAX, q);
     return scale;
 }
 
-static uint16_t quantize_q4_nearest(const float *w, int8_t *q)
+static uint16_t quantize_q4_nearest(const float *w, const float *importance, int8_t *q)
 {
+    (void)importance;
     uint16_t scale = q4_scale_nearest(extreme(w));
     round_group(w, ks_f32_from_f16(scale), Q4_MIN, Q4_MAX, q);
     return scale;
 }
 
-static uint16_t quantize_q8(const float *w, int8_t *q)
+static uint16_t quantize_q8(const float *w, const float *importance, int8_t *q)
 {
+    (void)importance; /* a searched scale gains nothing here: docs/performance.md */
     uint16_t scale = ks_f16_from_f32_finite(ks_abs(extreme(w)) / (float)Q8_MAX);
     round_group(w, ks_f32_from_f16(scale), -Q8_MAX, Q8_MAX, q);
     return scale;
@@ -229,36 +233,42 @@ static void store_q8(uint8_t *block, int r, const int8_t *q)
         memcpy(bytes + (c * KS_ROW_BLOCK + r) * 4, q + 4 * c, 4);
 }
 
-typedef uint16_t (*quantize_fn)(const float *w, int8_t *q);
+/* Of one group: its scale, and q[KS_GROUP]. */
+typedef uint16_t (*quantize_fn)(const float *w, const float *importance, int8_t *q);
+
+static const float all_alike[KS_GROUP] = {
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+};
 
 static void pack_rows(kestrel_weight_type type, quantize_fn quantize, const float *rows,
-                      int32_t n_rows, int32_t n_cols, uint8_t *out)
+                      int32_t n_rows, int32_t n_cols, const float *importance, uint8_t *out)
 {
     int is_q4 = type == KESTREL_WEIGHT_Q4;
     size_t block_bytes = is_q4 ? KS_Q4_BLOCK_BYTES : KS_Q8_BLOCK_BYTES;
-    for (int32_t g = 0; g < n_cols / KS_GROUP; g++, out += block_bytes)
+    for (int32_t first = 0; first < n_cols; first += KS_GROUP, out += block_bytes) {
+        const float *columns = importance != NULL ? importance + first : all_alike;
         for (int r = 0; r < KS_ROW_BLOCK; r++) {
             int8_t q[KS_GROUP] = {0};
             uint16_t scale = 0;
-            if (r < n_rows)
-                scale = quantize(rows + (size_t)r * (size_t)n_cols + (size_t)g * KS_GROUP, q);
+            if (r < n_rows) scale = quantize(rows + (size_t)r * (size_t)n_cols + first, columns, q);
             memcpy(out + 2 * r, &scale, sizeof scale);
             (is_q4 ? store_q4 : store_q8)(out, r, q);
         }
+    }
 }
 
 void ks_pack_row_block(kestrel_weight_type type, const float *rows, int32_t n_rows, int32_t n_cols,
-                       uint8_t *out)
+                       const float *importance, uint8_t *out)
 {
     quantize_fn quantize = type == KESTREL_WEIGHT_Q4 ? quantize_q4 : quantize_q8;
-    pack_rows(type, quantize, rows, n_rows, n_cols, out);
+    pack_rows(type, quantize, rows, n_rows, n_cols, importance, out);
 }
 
 void ks_pack_row_block_nearest(kestrel_weight_type type, const float *rows, int32_t n_rows,
                                int32_t n_cols, uint8_t *out)
 {
     quantize_fn quantize = type == KESTREL_WEIGHT_Q4 ? quantize_q4_nearest : quantize_q8;
-    pack_rows(type, quantize, rows, n_rows, n_cols, out);
+    pack_rows(type, quantize, rows, n_rows, n_cols, NULL, out);
 }
 
 /* ---- rows back to float ---------------------------------------------------------------------- */
