@@ -160,7 +160,7 @@ def measure(
     return Calibration(model.info, powers, sums.n_tokens)
 
 
-def windows(ids: Sequence[int], longest: int = WINDOW) -> list[Sequence[int]]:
+def windows(ids: Sequence[int], longest: int = WINDOW) -> list[TokenIds]:
     """Windows of 512 tokens (or `longest`), at most 16 of them, evenly spread over a text."""
     length = min(WINDOW, longest)
     starts = range(0, len(ids), length)
