@@ -9,7 +9,8 @@ by c(k) it could at best be faster by
 
     bound = (G - 1) / (D + V c(k))
 
-and "of bound" is how much of that was reached: the rest is drafting, sampling and waiting. Every
+and "of bound" is how much of that was reached: the rest is drafting, sampling and waiting. For a
+text's bound c(k) is measured again between its answers, since a shared machine changes. Every
 answer is compared id by id with the one without speculation.
 
 The repetitive texts ask a model to go on with something that repeats; the free ones are sampled at
@@ -94,24 +95,39 @@ class Answer:
     ids: tuple[int, ...]
 
 
-def costs(model: Model, rounds: int, longest: int = LONGEST) -> tuple[float, dict[int, float]]:
-    """Seconds of a decode, and c(k) for k = 1..longest; decode and passes alternate."""
-    ids = token_ids(COSTS_AT + longest + 1, min(model.info.n_vocab, 1000))
-    seconds: dict[int, list[float]] = {k: [] for k in range(longest + 1)}
-    with model.session(context_length=COSTS_AT + 64) as session, Doors(session) as doors:
-        doors.prefill(ids[:COSTS_AT])
-        for _ in range(rounds + 1):
-            for k in seconds:
-                doors.truncate(COSTS_AT)
-                rows = ids[COSTS_AT : COSTS_AT + k + 1]
-                start = time.perf_counter()
-                if k == 0:
-                    doors.decode(int(rows[0]))
-                else:
-                    doors.verify(rows)
-                seconds[k].append(time.perf_counter() - start)
-    medians = {k: median(times[1:]) for k, times in seconds.items()}
-    return medians[0], {k: medians[k] / medians[0] for k in medians if k > 0}
+class Costs:
+    """Measures c(k): decodes and passes of k+1 rows, in turn, at one place of a timeline."""
+
+    def __init__(self, model: Model, doors: Doors, longest: int = LONGEST) -> None:
+        """`doors`: of a session with room for COSTS_AT + longest + 1 tokens and no other use."""
+        self._doors = doors
+        self._ids = token_ids(COSTS_AT + longest + 1, min(model.info.n_vocab, 1000))
+        self._seconds: dict[int, list[float]] = {k: [] for k in range(longest + 1)}
+        doors.prefill(self._ids[:COSTS_AT])
+        self.sample()
+        self.forget()  # the first round pays for what is allocated once
+
+    def sample(self) -> None:
+        """Time a decode and one pass of each length."""
+        for k, seconds in self._seconds.items():
+            self._doors.truncate(COSTS_AT)
+            rows = self._ids[COSTS_AT : COSTS_AT + k + 1]
+            start = time.perf_counter()
+            if k == 0:
+                self._doors.decode(int(rows[0]))
+            else:
+                self._doors.verify(rows)
+            seconds.append(time.perf_counter() - start)
+
+    def forget(self) -> None:
+        """Begin anew: what comes is of another minute."""
+        for seconds in self._seconds.values():
+            seconds.clear()
+
+    def medians(self) -> tuple[float, dict[int, float]]:
+        """Seconds of a decode, and c(k) for k = 1..longest, since `forget`."""
+        found = {k: median(seconds) for k, seconds in self._seconds.items()}
+        return found[0], {k: found[k] / found[0] for k in found if k > 0}
 
 
 def answer(doors: Doors, name: str, prompt: list[int], mode: str, n: int, heat: float) -> Answer:
@@ -152,16 +168,19 @@ def texts(model: Model, n_free: int) -> dict[str, tuple[str, list[int], float]]:
 
 
 def run_texts(
-    model: Model, rounds: int, n_tokens: int, n_free: int, cost: dict[int, float]
+    model: Model, rounds: int, n_tokens: int, n_free: int, costs: Costs
 ) -> list[dict[str, Any]]:
-    """Every text in every mode, in turn; rows of medians."""
+    """Every text in every mode, in turn, and c(k) between them; rows of medians."""
     rows = []
     with model.session(context_length=1024) as session, Doors(session) as doors:
         for name, (kind, prompt, heat) in texts(model, n_free).items():
             runs: dict[str, list[Answer]] = {mode: [] for mode in MODES}
+            costs.forget()
             for _ in range(rounds):
                 for mode in MODES:
                     runs[mode].append(answer(doors, name, prompt, mode, n_tokens, heat))
+                    costs.sample()
+            _, cost = costs.medians()
             off = median([run.seconds for run in runs["off"]])
             for mode in ("on", "auto"):
                 last = runs[mode][-1]
@@ -229,15 +248,22 @@ def main(
     click.echo(machine_lines(facts))
     report: dict[str, Any] = {"machine": facts, "model": str(hf), "types": {}}
     for weight_type in weight_types:
-        with Model(hf, weight_type=weight_type, threads=threads, threads_prefill=threads) as model:
-            decode, cost = costs(model, max(4 * rounds, 10))
+        with (
+            Model(hf, weight_type=weight_type, threads=threads, threads_prefill=threads) as model,
+            model.session(context_length=COSTS_AT + 64) as session,
+            Doors(session) as doors,
+        ):
+            costs = Costs(model, doors)
+            for _ in range(max(4 * rounds, 10)):
+                costs.sample()
+            decode, cost = costs.medians()
             shown = "  ".join(f"{k}: {c:.2f}" for k, c in cost.items())
             click.echo(f"\n{model.info.weight_type}: decode {decode * 1e3:.2f} ms, c(k)  {shown}")
             entry: dict[str, Any] = {"decode_seconds": decode, "cost": cost}
             report["types"][model.info.weight_type] = entry
             if not costs_only:
                 click.echo(HEADER)
-                entry["rows"] = run_texts(model, rounds, n_tokens, n_free, cost)
+                entry["rows"] = run_texts(model, rounds, n_tokens, n_free, costs)
                 entry["totals"] = totals(entry["rows"])
                 for name, ratio in entry["totals"].items():
                     click.echo(f"{name:24}{ratio:6.2f}x")
