@@ -211,6 +211,8 @@ def _estimate(summary: Summary, weight_type: str, head_type: str) -> int:
 
     def n_bytes(tensor: TensorInfo) -> int:
         is_head = tensor.name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        if len(tensor.shape) == 1:  # as float32, if it is calibrated
+            return max(tensor.n_bytes, 4 * tensor.n_elements)
         if len(tensor.shape) != 2 or not (is_head or tensor.name.endswith("_proj.weight")):
             return tensor.n_bytes
         rows = -(-tensor.shape[0] // _ROW_BLOCK) * _ROW_BLOCK

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from pykestrel import FileError, FormatError, InvalidArgument, Model, calibration, embedded
 from pykestrel.checkpoint import read_vector, summarize
 from pykestrel.cli import cli
-from pykestrel.quantize import quantize
+from pykestrel.quantize import _estimate, quantize
 from tests.golden.checkpoints import write
 from tests.python.test_invariance import available_isas
 
@@ -107,6 +107,13 @@ def test_a_calibrated_copy_has_the_same_bytes_everywhere(tmp_path):
         assert len(files) == 1
         plain = quantize(directory, tmp_path / weight_type, weight_type).path
         assert (plain / "model.safetensors").read_bytes() not in files
+
+
+def test_the_estimate_is_enough_for_scaled_norms(tmp_path):
+    found = measured(embedded.path())
+    report = quantize(embedded.path(), tmp_path / "packed", "q8", calibration=found)
+    total = sum(path.stat().st_size for path in report.path.rglob("*") if path.is_file())
+    assert total <= _estimate(summarize(embedded.path()), "q8", "q8")
 
 
 @pytest.fixture(scope="module")
