@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # How much of the difference in size between the channels of a group the columns take over, in
 # logarithms: 0 leaves all of it to the activations, 1 all to the weights. q4 weights are too coarse
 # to take any. Measured: docs/performance.md.
-_SHARE = {"q4": 0.0, "q8": 0.4}
+_SHARE = {"q4": 0.0, "q8": 0.3}
 _MAX_EXPONENT = 8
 _GROUP = 32
 # Of the mean: columns that the text hardly used may be used by another text.
