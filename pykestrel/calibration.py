@@ -266,14 +266,14 @@ def _layer(calibration: Calibration, layer: int, share: float) -> Iterator[Calib
     group = info.n_heads // info.n_kv_heads
     heads = power("attn.heads").reshape(info.n_kv_heads, group, info.head_dim)
     values = _exponents(heads.mean(axis=1).ravel(), share, math.gcd(_GROUP, info.head_dim))
-    read = values.reshape(info.n_kv_heads, 1, info.head_dim).repeat(group, axis=1).ravel()
+    per_query_head = values.reshape(info.n_kv_heads, 1, info.head_dim).repeat(group, axis=1).ravel()
     given = {"self_attn.v_proj": -values, "mlp.up_proj": -gated}
 
     yield CalibratedTensor(name("input_layernorm"), -attention)
     yield CalibratedTensor(name("post_attention_layernorm"), -feed_forward)
     qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     yield from readers(qkv, "attn.norm", attention)
-    yield from readers(("self_attn.o_proj",), "attn.heads", read)
+    yield from readers(("self_attn.o_proj",), "attn.heads", per_query_head)
     yield from readers(("mlp.gate_proj", "mlp.up_proj"), "ffn.norm", feed_forward)
     yield from readers(("mlp.down_proj",), "ffn.gated", gated)
 
@@ -281,6 +281,7 @@ def _layer(calibration: Calibration, layer: int, share: float) -> Iterator[Calib
 def _exponents(power: Powers, share: float, group: int = _GROUP) -> Exponents:
     """Of the columns: how far a channel is above its group's mean, in logarithms, times share."""
     floor = max(float(power.max()) * 1e-12, 1e-30)
+    group = math.gcd(group, len(power))  # a width that cannot be packed is for packing to refuse
     size = 0.5 * np.log2(np.maximum(power, floor)).reshape(-1, group)
     exponents = np.rint(share * (size - size.mean(axis=1, keepdims=True))).ravel()
     return np.clip(exponents, -_MAX_EXPONENT, _MAX_EXPONENT).astype(np.int8)

@@ -10,7 +10,15 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
-from pykestrel import FileError, FormatError, InvalidArgument, Model, calibration, embedded
+from pykestrel import (
+    FileError,
+    FormatError,
+    InvalidArgument,
+    Model,
+    Unsupported,
+    calibration,
+    embedded,
+)
 from pykestrel.checkpoint import read_vector, summarize
 from pykestrel.cli import cli
 from pykestrel.quantize import _estimate, quantize
@@ -189,6 +197,14 @@ def test_a_calibration_of_another_model_is_refused(own, tmp_path):
     deeper = measured(write("qwen3-default-head-dim", tmp_path))
     with pytest.raises(InvalidArgument, match="of another model"):
         quantize(embedded.path(), tmp_path / "packed", "q8", calibration=deeper)
+    assert not (tmp_path / "packed").exists()
+
+
+def test_widths_that_cannot_be_packed_are_refused_as_ever(tmp_path):
+    directory = write("qwen3-untied", tmp_path)  # rows of 72 and 104 values
+    for weight_type in ("q4", "q8"):
+        with pytest.raises(Unsupported, match="a multiple of 32 columns is needed"):
+            quantize(directory, tmp_path / "packed", weight_type, calibration=measured(directory))
     assert not (tmp_path / "packed").exists()
 
 
