@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pykestrel._errors import InvalidArgument
+from pykestrel._errors import InvalidArgument, Unsupported
 from pykestrel.checkpoint import read_vector
 
 if TYPE_CHECKING:
@@ -130,6 +130,12 @@ class _Sums:
         self.squares[place] = self.squares[place] + found if place in self.squares else found
 
 
+def require_unpacked(model: Model) -> None:
+    """Unsupported if a model is q4 or q8: it cannot be packed again, calibrated or not."""
+    if model.info.weight_type in _SHARE:
+        raise Unsupported(f"{model.path}: is packed already ({model.info.weight_type} weights)")
+
+
 def measure(
     model: Model, texts: Sequence[TokenIds], *, progress: Progress | None = None
 ) -> Calibration:
@@ -141,7 +147,9 @@ def measure(
 
     Raises:
         InvalidArgument: there is no token, or a text is longer than the model's context.
+        Unsupported: the model is packed.
     """
+    require_unpacked(model)
     total = sum(len(text) for text in texts)
     if total == 0:
         raise InvalidArgument("there is no text to calibrate with")

@@ -108,6 +108,7 @@ def _calibration(source: Path, text_source: str, threads: int) -> Calibration:
 
     text = None if text_source == "self" else options.read_file(Path(text_source))
     with Model(source, threads=threads) as model:
+        calibration.require_unpacked(model)
         if text is None:
             with _bar("writing text") as progress:
                 texts = calibration.own_texts(model, progress=progress)

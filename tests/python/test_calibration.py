@@ -265,6 +265,10 @@ def test_the_command_refuses_before_it_computes(tmp_path):
     assert "no-such-file: No such file" in refused("--calibrate", tmp_path / "no-such-file")
     assert "there is no text to calibrate with" in refused("--calibrate", empty)
     assert not target.exists()
+    packed = quantize(source, tmp_path / "q8", "q8").path
+    again = kestrel("quantize", packed, target, "--type", "q4", "--calibrate", "self")
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert again.stderr == f"Error: {packed}: is packed already (q8 weights)\n"
     target.mkdir()
     (target / "precious").write_text("data")
     said = refused("--calibrate", "self")
