@@ -6,9 +6,10 @@
 Needs the packages gguf and llama-cpp-python, the latter built for this processor:
     CMAKE_ARGS=-DGGML_NATIVE=ON pip install --no-binary llama-cpp-python llama-cpp-python gguf
 
-Each pair is one weight type of ours against one of theirs. In each round both sides read prompts
-of 18, 512 and 2,048 tokens and decode 64 tokens after the first and the last, in turn: A B A B
-(18 tokens and what follows three times, of which the median counts).
+Each pair is one weight type of ours against one of theirs; ours may name the head's, too, which is
+q8 otherwise: "q4/q4:Q4_0". In each round both sides read prompts of 18, 512 and 2,048 tokens and
+decode 64 tokens after the first and the last, in turn: A B A B (18 tokens and what follows three
+times, of which the median counts).
 The other side runs with flash attention on or off, for each figure whichever was faster in a first
 look. Both keep keys and values as f16 and use the same number of threads. A ratio above 1 is ours
 faster.
@@ -158,6 +159,17 @@ def row_of(
     )
 
 
+def our_side(base: Path, weight_type: str) -> tuple[str, str]:
+    """The checkpoint, and the type it is opened as; "q4/q4" is packed with a q4 head."""
+    layers, slash, head = weight_type.partition("/")
+    if not slash:
+        return str(base / "hf"), weight_type
+    packed = base / f"{layers}-head-{head}"
+    if not packed.exists():
+        random_checkpoint.write_packed(base / "hf", packed, layers, head)
+    return str(packed), "auto"
+
+
 def measure_pair(
     name: str,
     base: Path,
@@ -171,7 +183,7 @@ def measure_pair(
     gguf = str(base / f"{pair[1]}.gguf")
     workers: list[Worker] = []
     try:
-        workers.append(Worker("kestrel", str(base / "hf"), pair[0], threads))
+        workers.append(Worker("kestrel", *our_side(base, pair[0]), threads))
         ours, opponents = Side(workers[:1]), {}
         for label, environment in builds.items():
             start = len(workers)
