@@ -264,14 +264,14 @@ def prepare(hf: Path, cache: Path, names: list[str]) -> Path:
     if not (base / "hf").exists():
         (base / "hf").symlink_to(hf.resolve())
     if "q4, head q4" in names and not (base / "q4-head-q4").exists():
-        random_checkpoint.write_packed(base / "hf", base / "q4-head-q4", "q4", "q4")
-    missing = [d for d in CALIBRATED if not (base / d).exists()]
-    wanted = [d for d in missing if any(n in OURS and OURS[n][0] == d for n in names)]
-    if wanted:
-        write_calibrated(base / "hf", base, wanted)
+        quantize(base / "hf", base / "q4-head-q4", "q4", head_type="q4")
+    directories = [OURS[name][0] for name in names if name in OURS]
+    missing = [d for d in directories if d in CALIBRATED and not (base / d).exists()]
+    if missing:
+        write_calibrated(base / "hf", base, missing)
     if "q4 nearest" in names and not (base / "q4-nearest").exists():
         if not (base / "q4").exists():
-            random_checkpoint.write_packed(base / "hf", base / "q4", "q4")
+            quantize(base / "hf", base / "q4", "q4")
         write_nearest(base / "hf", base / "q4", base / "q4-nearest")
     if any(name in THEIRS for name in names):
         gguf_twin.make(base / "hf", base, LLAMA_TYPES)

@@ -12,9 +12,7 @@ In the cache directory:  SHAPE/hf  SHAPE/q4  SHAPE/q8  SHAPE/bf16.gguf  SHAPE/Q4
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import shutil
 import sys
 import time
@@ -25,11 +23,12 @@ from typing import Any
 
 import click
 import numpy as np
-from harness import _ffi, _loader, default_cache
+from harness import default_cache
 from numpy.typing import NDArray
 
 from pykestrel.gguf.dequant import to_bf16_bits
 from pykestrel.gguf.safetensors_writer import OutputTensor, write_safetensors
+from pykestrel.quantize import quantize
 
 PIECE = 1 << 22  # weights made at a time
 
@@ -129,25 +128,6 @@ def fresh(directory: Path) -> Path:
     return partial
 
 
-def write_packed(source: Path, directory: Path, weight_type: str, head_type: str = "auto") -> None:
-    """The same checkpoint packed, with whatever lies beside the weights."""
-    partial = fresh(directory)
-    options = _ffi.QuantizeOptions(
-        struct_size=ctypes.sizeof(_ffi.QuantizeOptions),
-        type=_ffi.WeightType[weight_type.upper()],
-        head_type=_ffi.WeightType[head_type.upper()],
-    )
-    error = _ffi.Error()
-    status = _loader.library().kestrel_quantize(
-        os.fsencode(source), os.fsencode(partial / "model.safetensors"), options, error
-    )
-    _loader.check(status, error)
-    for file in source.iterdir():
-        if file.suffix in (".json", ".jinja") and not file.name.endswith(".index.json"):
-            shutil.copy(file, partial / file.name)
-    partial.replace(directory)
-
-
 def make(shape_name: str, cache: Path, *, gguf: tuple[str, ...] = (), seed: int = 1) -> Path:
     """Everything of one shape that is missing in the cache; its directory."""
     base, shape = cache / shape_name, SHAPES[shape_name]
@@ -157,7 +137,7 @@ def make(shape_name: str, cache: Path, *, gguf: tuple[str, ...] = (), seed: int 
         if not (base / weight_type).is_dir():
             said(
                 f"{shape_name}: packed {weight_type}",
-                lambda t=weight_type: write_packed(base / "hf", base / t, t),
+                lambda t=weight_type: quantize(base / "hf", base / t, t),
             )
     if gguf:
         import gguf_twin

@@ -34,6 +34,8 @@ import random_checkpoint
 from engines import CONTEXT, Worker
 from harness import default_cache, machine, machine_lines, median, token_ids, write_json
 
+from pykestrel.quantize import quantize
+
 N_DECODE = 64
 PROMPTS = (18, 512, 2048)
 SHORT, RUNS_OF_SHORT = 64, 3  # a single run of a few tokens is a matter of luck
@@ -166,7 +168,7 @@ def our_side(base: Path, weight_type: str) -> tuple[str, str]:
         return str(base / "hf"), weight_type
     packed = base / f"{layers}-head-{head}"
     if not packed.exists():
-        random_checkpoint.write_packed(base / "hf", packed, layers, head)
+        quantize(base / "hf", packed, layers, head_type=head)
     return str(packed), "auto"
 
 

@@ -11,13 +11,14 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from pykestrel._errors import FileError, FormatError, InvalidArgument
 from pykestrel.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 _DTYPE_BYTES = {
@@ -232,6 +233,11 @@ def read_vector(directory: Path, name: str) -> NDArray[np.float32]:
     Raises:
         FormatError: there is no such vector, or it is of another type than F32, F16 or BF16.
     """
+    import numpy as np
+
+    from pykestrel.gguf.dequant import dequantize
+    from pykestrel.gguf.ggml_types import GgmlType
+
     found = [tensor for tensor in summarize(directory).tensors if tensor.name == name]
     if not found or len(found[0].shape) != 1 or found[0].dtype not in ("F32", "F16", "BF16"):
         raise FormatError(f"{directory}: there is no vector {name!r} of F32, F16 or BF16")
@@ -244,9 +250,7 @@ def read_vector(directory: Path, name: str) -> NDArray[np.float32]:
         raise FileError(f"{directory / tensor.file}: {_reason(error)}") from error
     if len(data) != tensor.n_bytes:
         raise FormatError(f"{directory / tensor.file}: ends within tensor {name!r}")
-    if tensor.dtype == "BF16":
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(data, "<f4" if tensor.dtype == "F32" else "<f2").astype(np.float32)
+    return dequantize(GgmlType[tensor.dtype], np.frombuffer(data, np.uint8))
 
 
 def _kv_bytes(path: Path, config: dict[str, Any]) -> dict[str, int]:

@@ -79,15 +79,12 @@ def quantize(
         FormatError, Unsupported: the source is damaged, or packed already.
     """
     started = time.monotonic()
-    if weight_type not in _BITS:
-        raise InvalidArgument(f"weight_type must be q4 or q8, not {weight_type!r}")
-    head_type = _head_type(weight_type, head_type)
     int32("threads", threads)
     source = Path(source)
-    summary = summarize(source)
+    summary, target, head_type = require_possible(
+        source, destination, weight_type, head_type=head_type, overwrite=overwrite
+    )
     calibrated = _calibrated(calibration, summary, weight_type)
-    target = require_destination(source, destination, overwrite=overwrite)
-    require_space(target, _estimate(summary, weight_type, head_type))
     try:
         with fresh_directory(target, "quantize") as directory:
             packed = directory / "model.safetensors"
@@ -111,11 +108,27 @@ def quantize(
     )
 
 
-def require_destination(
-    source: str | os.PathLike[str], destination: str | os.PathLike[str], *, overwrite: bool
-) -> Path:
-    """The absolute form of a destination that `quantize` would take; FileError otherwise."""
-    return free_destination(Path(destination), sources=[Path(source)], overwrite=overwrite)
+def require_possible(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    weight_type: str,
+    *,
+    head_type: str = "auto",
+    overwrite: bool = False,
+) -> tuple[Summary, Path, str]:
+    """Raise what `quantize` would raise before it reads a weight; the arguments are its own.
+
+    Returns:
+        The source in numbers, the absolute destination, and what the head's type comes to.
+    """
+    if weight_type not in _BITS:
+        raise InvalidArgument(f"weight_type must be q4 or q8, not {weight_type!r}")
+    head_type = _head_type(weight_type, head_type)
+    source = Path(source)
+    summary = summarize(source)
+    target = free_destination(Path(destination), sources=[source], overwrite=overwrite)
+    require_space(target, _estimate(summary, weight_type, head_type))
+    return summary, target, head_type
 
 
 def _head_type(weight_type: str, asked: str) -> str:

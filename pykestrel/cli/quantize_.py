@@ -63,10 +63,10 @@ def command(
     fast as another one, and answers more like SRC.
     """
     from pykestrel.cli.inspect_ import size
-    from pykestrel.quantize import quantize, require_destination
+    from pykestrel.quantize import quantize, require_possible
 
     if calibrate is not None:  # before minutes are spent
-        require_destination(source, destination, overwrite=force)
+        require_possible(source, destination, weight_type, head_type=head_type, overwrite=force)
     calibration = _calibration(source, calibrate, threads) if calibrate is not None else None
     with _bar(f"packing {source.name}") as progress:
         report = quantize(

@@ -22,21 +22,20 @@ static int32_t stop_at_once(void *user, int64_t done, int64_t total)
     return 1;
 }
 
-/* The source's directory, with the packed file and a copy of config.json in `packed`. */
-static const char *packed_directory(kestrel_weight_type type, kestrel_weight_type head_type)
+/* A directory of this name with the packed file and a copy of config.json. */
+static const char *packed_as(const char *name, const kestrel_quantize_options *options)
 {
     const char *source = tiny_checkpoint();
-    static char directory[600];
+    static char directories[2][600];
+    static int turn;
+    char *directory = directories[turn++ % 2];
     char path[700];
     kestrel_error error = {0};
-    snprintf(directory, sizeof directory, "%s/packed", source);
+    snprintf(directory, sizeof directories[0], "%s/%s", source, name);
     check_remove_tree(directory);
     mkdir(directory, 0700);
     snprintf(path, sizeof path, "%s/model.safetensors", directory);
-    kestrel_quantize_options options = {
-        .struct_size = sizeof options, .type = type, .head_type = head_type, .n_threads = 2};
-    kestrel_status status = kestrel_quantize(source, path, &options, &error);
-    if (status != KESTREL_OK) {
+    if (kestrel_quantize(source, path, options, &error) != KESTREL_OK) {
         check_fail(__FILE__, __LINE__, "%s", error.message);
     }
     snprintf(path, sizeof path, "cp %s/config.json %s/", source, directory);
@@ -44,6 +43,13 @@ static const char *packed_directory(kestrel_weight_type type, kestrel_weight_typ
         exit(2);
     }
     return directory;
+}
+
+static const char *packed_directory(kestrel_weight_type type, kestrel_weight_type head_type)
+{
+    kestrel_quantize_options options = {
+        .struct_size = sizeof options, .type = type, .head_type = head_type, .n_threads = 2};
+    return packed_as("packed", &options);
 }
 
 static void logits_of(const char *path, kestrel_weight_type type, float out[TINY_VOCAB])
@@ -225,19 +231,16 @@ static void test_refusals_leave_nothing(void)
 #define Q_PROJ "model.layers.1.self_attn.q_proj.weight" /* [128][64] */
 #define NORM "model.layers.1.input_layernorm.weight" /* [64] */
 
-static kestrel_status pack_calibrated(const kestrel_calibrated *calibrated, int32_t n,
-                                      const char *path, kestrel_error *error)
+static kestrel_quantize_options q8_calibrated(const kestrel_calibrated *calibrated, int32_t n)
 {
-    kestrel_quantize_options options = {.struct_size = sizeof options,
-                                        .type = KESTREL_WEIGHT_Q8,
-                                        .n_threads = 2,
-                                        .calibrated = calibrated,
-                                        .n_calibrated = n};
-    return kestrel_quantize(tiny_checkpoint(), path, &options, error);
+    return (kestrel_quantize_options){.struct_size = sizeof(kestrel_quantize_options),
+                                      .type = KESTREL_WEIGHT_Q8,
+                                      .n_threads = 2,
+                                      .calibrated = calibrated,
+                                      .n_calibrated = n};
 }
 
-/* The directory of a packed file alone: config.json is not needed to look at tensors. */
-static ks_checkpoint *open_packed(const char *directory)
+static ks_checkpoint *open_tensors(const char *directory)
 {
     ks_checkpoint *checkpoint = NULL;
     kestrel_error error = {0};
@@ -255,57 +258,31 @@ static float value_of(const ks_tensor *t, int i)
     return value;
 }
 
-/* A norm becomes float32 and exact; a matrix is packed as scaled; what is not named is as without. */
-static void test_exponents(void)
+static void check_scaled_norm(const ks_tensor *scaled, const ks_tensor *before, const int8_t *e)
 {
-    int8_t fewer[64];
-    int8_t more[64];
-    int8_t rows[128];
+    REQUIRE(scaled != NULL && scaled->dtype == KS_DTYPE_F32);
     for (int i = 0; i < 64; i++) {
-        more[i] = (int8_t)(i % 7 - 3);
-        fewer[i] = (int8_t)-more[i];
+        CHECK(value_of(scaled, i) == ldexpf(value_of(before, i), e[i]));
     }
-    for (int r = 0; r < 128; r++) {
-        rows[r] = (int8_t)(r % 3);
-    }
-    const kestrel_calibrated calibrated[] = {
-        {.name = NORM, .n_rows = 64, .row_exponents = fewer},
-        {.name = Q_PROJ,
-         .n_rows = 128,
-         .n_columns = 64,
-         .row_exponents = rows,
-         .column_exponents = more},
-    };
-    char directory[600];
-    char path[700];
-    kestrel_error error = {0};
-    snprintf(directory, sizeof directory, "%s/calibrated", tiny_checkpoint());
-    check_remove_tree(directory);
-    mkdir(directory, 0700);
-    snprintf(path, sizeof path, "%s/model.safetensors", directory);
-    CHECK_EQ_INT(pack_calibrated(calibrated, 2, path, &error), KESTREL_OK);
-    ks_checkpoint *source = open_packed(tiny_checkpoint());
-    ks_checkpoint *packed = open_packed(directory);
-    const ks_tensor *norm = ks_checkpoint_find(packed, NORM);
-    REQUIRE(norm != NULL && norm->dtype == KS_DTYPE_F32);
-    const ks_tensor *before = ks_checkpoint_find(source, NORM);
-    for (int i = 0; i < 64; i++) {
-        CHECK(value_of(norm, i) == ldexpf(value_of(before, i), fewer[i]));
-    }
-    const ks_tensor *q = ks_checkpoint_find(packed, Q_PROJ ".q8");
-    REQUIRE(q != NULL);
-    ks_matrix matrix = {KESTREL_WEIGHT_Q8, 128, 64, q->data};
-    before = ks_checkpoint_find(source, Q_PROJ);
+}
+
+static void check_scaled_matrix(const ks_tensor *scaled, const ks_tensor *before,
+                                const int8_t *rows, const int8_t *columns)
+{
+    REQUIRE(scaled != NULL);
+    ks_matrix matrix = {KESTREL_WEIGHT_Q8, 128, 64, scaled->data};
     for (int r = 0; r < 128; r++) {
         float row[64];
         ks_matrix_row(&matrix, r, row);
         for (int c = 0; c < 64; c++) {
-            float wanted = ldexpf(value_of(before, 64 * r + c), rows[r] + more[c]);
+            float wanted = ldexpf(value_of(before, 64 * r + c), rows[r] + columns[c]);
             CHECK(fabsf(row[c] - wanted) < 0.07f * ldexpf(1.0f, rows[r]));
         }
     }
-    const char *plain_directory = packed_directory(KESTREL_WEIGHT_Q8, KESTREL_WEIGHT_AUTO);
-    ks_checkpoint *plain = open_packed(plain_directory);
+}
+
+static void check_others_equal(const ks_checkpoint *packed, const ks_checkpoint *plain)
+{
     for (int32_t i = 0; i < ks_checkpoint_n_tensors(plain); i++) {
         const ks_tensor *t = ks_checkpoint_tensor(plain, i);
         const ks_tensor *same = ks_checkpoint_find(packed, t->name);
@@ -315,18 +292,55 @@ static void test_exponents(void)
             CHECK(memcmp(same->data, t->data, t->n_bytes) == 0);
         }
     }
+}
+
+/* A norm becomes float32 and exact; a matrix is packed as scaled; what is not named is as without. */
+static void test_exponents(void)
+{
+    int8_t fewer[64];
+    int8_t more[64];
+    int8_t rows[128];
+    for (int i = 0; i < 128; i++) {
+        rows[i] = (int8_t)(i % 3);
+        more[i % 64] = (int8_t)(i % 64 % 7 - 3);
+        fewer[i % 64] = (int8_t)-more[i % 64];
+    }
+    const kestrel_calibrated calibrated[] = {
+        {.name = NORM, .n_rows = 64, .row_exponents = fewer},
+        {.name = Q_PROJ,
+         .n_rows = 128,
+         .n_columns = 64,
+         .row_exponents = rows,
+         .column_exponents = more},
+    };
+    kestrel_quantize_options options = q8_calibrated(calibrated, 2);
+    ks_checkpoint *packed = open_tensors(packed_as("calibrated", &options));
+    ks_checkpoint *plain = open_tensors(packed_directory(KESTREL_WEIGHT_Q8, KESTREL_WEIGHT_AUTO));
+    ks_checkpoint *source = open_tensors(tiny_checkpoint());
+    check_scaled_norm(ks_checkpoint_find(packed, NORM), ks_checkpoint_find(source, NORM), fewer);
+    check_scaled_matrix(ks_checkpoint_find(packed, Q_PROJ ".q8"),
+                        ks_checkpoint_find(source, Q_PROJ), rows, more);
+    check_others_equal(packed, plain);
     ks_checkpoint_close(plain);
     ks_checkpoint_close(packed);
     ks_checkpoint_close(source);
 }
 
-static void check_calibration_refused(kestrel_calibrated entry, const char *reason)
+/* INVALID for this reason, and nothing written. */
+static void check_options_refused(const kestrel_quantize_options *options, const char *reason)
 {
+    const char *source = tiny_checkpoint();
     const char *path = check_path("calibrated.safetensors");
     kestrel_error error = {0};
-    CHECK_EQ_INT(pack_calibrated(&entry, 1, path, &error), KESTREL_INVALID);
+    CHECK_EQ_INT(kestrel_quantize(source, path, options, &error), KESTREL_INVALID);
     CHECK_STR_CONTAINS(error.message, reason);
     CHECK(access(path, F_OK) != 0);
+}
+
+static void check_calibration_refused(kestrel_calibrated entry, const char *reason)
+{
+    kestrel_quantize_options options = q8_calibrated(&entry, 1);
+    check_options_refused(&options, reason);
 }
 
 static void test_calibrations_that_are_refused(void)
@@ -362,23 +376,25 @@ static void test_calibrations_that_are_refused(void)
     e = (kestrel_calibrated){.name = NORM, .n_rows = 64, .n_columns = 1};
     check_calibration_refused(e, "n_rows and n_columns");
 
-    const char *path = check_path("calibrated.safetensors");
-    kestrel_error error = {0};
     kestrel_calibrated twice[] = {q, q};
     twice[1].row_exponents = exponents;
-    CHECK_EQ_INT(pack_calibrated(twice, 2, path, &error), KESTREL_INVALID);
-    CHECK_STR_CONTAINS(error.message, "another entry");
-    CHECK_EQ_INT(pack_calibrated(NULL, 1, path, &error), KESTREL_INVALID);
-    CHECK_STR_CONTAINS(error.message, "calibrated is NULL");
-    CHECK_EQ_INT(pack_calibrated(&q, -1, path, &error), KESTREL_INVALID);
-    kestrel_quantize_options wrong = {.struct_size = 4, .type = KESTREL_WEIGHT_Q8};
-    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, &wrong, &error), KESTREL_INVALID);
-    CHECK_STR_CONTAINS(error.message, "struct_size is 4");
-    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, NULL, &error), KESTREL_INVALID);
-    wrong.struct_size = sizeof wrong;
-    wrong.n_threads = -1;
-    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, &wrong, &error), KESTREL_INVALID);
-    CHECK(access(check_path("calibrated.safetensors"), F_OK) != 0);
+    kestrel_quantize_options options = q8_calibrated(twice, 2);
+    check_options_refused(&options, "another entry");
+}
+
+static void test_options_that_are_refused(void)
+{
+    const kestrel_calibrated entry = {.name = NORM, .n_rows = 64};
+    check_options_refused(NULL, "and options");
+    kestrel_quantize_options options = q8_calibrated(NULL, 1);
+    check_options_refused(&options, "calibrated is NULL");
+    options = q8_calibrated(&entry, -1);
+    check_options_refused(&options, "n_calibrated is -1");
+    options = q8_calibrated(NULL, 0);
+    options.n_threads = -1;
+    check_options_refused(&options, "n_threads is -1");
+    options.struct_size = 4;
+    check_options_refused(&options, "struct_size is 4");
 }
 
 int main(void)
@@ -392,5 +408,6 @@ int main(void)
     RUN(test_refusals_leave_nothing);
     RUN(test_exponents);
     RUN(test_calibrations_that_are_refused);
+    RUN(test_options_that_are_refused);
     return check_summary();
 }

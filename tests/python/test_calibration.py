@@ -265,6 +265,9 @@ def test_the_command_refuses_before_it_computes(tmp_path):
     assert "no-such-file: No such file" in refused("--calibrate", tmp_path / "no-such-file")
     assert "there is no text to calibrate with" in refused("--calibrate", empty)
     assert not target.exists()
+    given = ("--type", "q8", "--head", "q4", "--calibrate", "self")
+    coarse = kestrel("quantize", source, target, *given)
+    assert coarse.stderr == "Error: a q4 head needs q4 layers, not q8\n"
     packed = quantize(source, tmp_path / "q8", "q8").path
     again = kestrel("quantize", packed, target, "--type", "q4", "--calibrate", "self")
     assert (again.exit_code, again.stdout) == (1, "")
