@@ -109,14 +109,19 @@ def resident_bytes() -> int | None:
         return None
 
 
-def matmul_weights(info: ModelInfo) -> int | None:
-    """Weights that every token of a prefill is multiplied with; None if experts make that vary."""
+def prefill_macs(info: ModelInfo, n_tokens: int) -> int | None:
+    """Multiply-adds of a prefill's matrix products; None if experts make that vary.
+
+    Of the last layer all tokens need keys and values, the last token alone the rest; of the output
+    matrix likewise.
+    """
     if "moe" in info.model_type:
         return None
     q = info.n_heads * info.head_dim
-    kv = info.n_kv_heads * info.head_dim
-    attention = info.hidden_size * (2 * q + 2 * kv)
-    return info.n_layers * (attention + 3 * info.hidden_size * info.intermediate_size)
+    kv = 2 * info.hidden_size * info.n_kv_heads * info.head_dim
+    rest = 2 * info.hidden_size * q + 3 * info.hidden_size * info.intermediate_size
+    all_tokens = info.n_layers * kv + (info.n_layers - 1) * rest
+    return n_tokens * all_tokens + rest + info.n_vocab * info.hidden_size
 
 
 def measure(
@@ -210,10 +215,8 @@ def _prefill(session: Session, n_tokens: int, plan: Plan) -> Prefill:
     runs = runs[1:]
     seconds = statistics.median(run.prefill_seconds for run in runs)
     gemm = statistics.median(run.gemm_seconds for run in runs)
-    weights = matmul_weights(info)
-    rate = None
-    if weights is not None and gemm > 0:
-        rate = (weights * n_tokens + info.n_vocab * info.hidden_size) / gemm
+    macs = prefill_macs(info, n_tokens)
+    rate = macs / gemm if macs is not None and gemm > 0 else None
     peak = plan.int8_peak * info.n_threads_prefill
     return Prefill(
         n_tokens=n_tokens,

@@ -243,12 +243,15 @@ bool ks_forward(ks_pass *pass)
         }
     }
     ks_trace_stage(pass, "embed", -1, pass->scratch->x, pass->model->config.hidden_size);
-    for (int32_t l = 0; l < pass->model->config.n_layers; l++) {
+    int32_t last = pass->model->config.n_layers - 1;
+    for (int32_t l = 0; l <= last; l++) {
         if (pass->cancelled != NULL && atomic_load(pass->cancelled)) {
             take_back(pass);
             return false;
         }
-        ks_layer_forward(pass, l);
+        /* Whoever traces sees every row of every stage. */
+        bool all_rows = l < last || pass->trace != NULL;
+        ks_layer_forward(pass, l, all_rows ? 0 : pass->first_output);
     }
     for (int32_t i = 0; i < pass->n_segments; i++) {
         const ks_segment *segment = &pass->segments[i];

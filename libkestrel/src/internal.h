@@ -242,6 +242,7 @@ typedef struct ks_pass {
     const ks_segment *segments;
     int32_t n_segments;
     int32_t n_rows;
+    int32_t first_output; /* rows from here on are read after the last layer; n_rows: none is */
     int32_t n_threads;
     ks_timing *timing;
     kestrel_trace_fn trace; /* of the only session; NULL in a batch */
@@ -250,12 +251,14 @@ typedef struct ks_pass {
 } ks_pass;
 
 /* Computes the layers for all rows: KV rows stored, seq_len and token_ids advanced, the residual
- * stream left in scratch->x. Allocates nothing. False if it was cancelled on the way: the sessions are as
- * before. */
+ * stream of the rows from first_output on left in scratch->x. Allocates nothing. False if it was cancelled
+ * on the way: the sessions are as before. */
 bool ks_forward(ks_pass *pass);
 /* Logits of n_rows rows of the residual stream, from first_row, into logits [n_rows][n_vocab]. */
 void ks_forward_logits(ks_pass *pass, int32_t first_row, int32_t n_rows, float *logits);
-void ks_layer_forward(ks_pass *pass, int32_t layer);
+/* Keys and values of every row, and the residual stream after this layer of the rows from first_output
+ * on; where that is not 0, the pass has one segment. */
+void ks_layer_forward(ks_pass *pass, int32_t layer, int32_t first_output);
 /* Attention of every row of the pass over its session's cache: scratch->attn from q_scaled. */
 void ks_attention(ks_pass *pass, int32_t layer);
 /* Per-thread scratch that ks_attention needs. */

@@ -24,6 +24,7 @@ static bool prefill_chunk(kestrel_session *session, const int32_t *token_ids, in
                           .first_position = session->seq_len};
     ks_pass pass = ks_pass_of(session, &segment, model->n_threads_prefill);
     pass.cancelled = &session->cancelled;
+    pass.first_output = last ? n - 1 : n;
     ks_pool_acquire(model->pool);
     bool done = ks_forward(&pass);
     if (done && last) {

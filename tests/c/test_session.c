@@ -396,6 +396,43 @@ static void count_stage(void *user, const kestrel_trace_event *event)
     snprintf(s->last, sizeof s->last, "%s", event->stage);
 }
 
+static void ignore_stage(void *user, const kestrel_trace_event *event)
+{
+    (void)user;
+    (void)event;
+}
+
+/* Untraced, a prefill computes of the last layer what outlives it; traced, everything. */
+static void test_last_layer_keeps_what_is_read(void)
+{
+    enum { LAST = TINY_LAYERS - 1, ROW = 64 };
+    kestrel_model *model = tiny_open(2, KESTREL_WEIGHT_AUTO);
+    kestrel_session_options options = {
+        .struct_size = sizeof options, .kv_type = KESTREL_KV_F32, .chunk_size = 7};
+    kestrel_session *untraced = NULL, *traced = NULL, *decoded = NULL;
+    REQUIRE(kestrel_session_open(model, &options, &untraced, NULL) == KESTREL_OK);
+    REQUIRE(kestrel_session_open(model, &options, &decoded, NULL) == KESTREL_OK);
+    options.trace = ignore_stage;
+    REQUIRE(kestrel_session_open(model, &options, &traced, NULL) == KESTREL_OK);
+    REQUIRE(kestrel_prefill(untraced, ids, N_IDS, NULL) == KESTREL_OK);
+    REQUIRE(kestrel_prefill(traced, ids, N_IDS, NULL) == KESTREL_OK);
+    for (int32_t i = 0; i < N_IDS; i++) {
+        REQUIRE(kestrel_decode(decoded, ids[i], NULL) == KESTREL_OK);
+    }
+    static float rows[3][2 * N_IDS * ROW];
+    kestrel_session *sessions[] = {untraced, traced, decoded};
+    for (int32_t i = 0; i < 3; i++) {
+        REQUIRE(kestrel_kv_read(sessions[i], LAST, 0, N_IDS, rows[i], rows[i] + N_IDS * ROW,
+                                NULL) == KESTREL_OK);
+        CHECK(memcmp(rows[i], rows[0], sizeof rows[0]) == 0);
+        CHECK(same_logits(kestrel_logits(sessions[i]), kestrel_logits(sessions[0])));
+    }
+    for (int32_t i = 0; i < 3; i++) {
+        kestrel_session_close(sessions[i]);
+    }
+    kestrel_model_close(model);
+}
+
 static void test_trace_and_rows(void)
 {
     kestrel_model *model = tiny_open(1, KESTREL_WEIGHT_AUTO);
@@ -437,6 +474,7 @@ int main(void)
     RUN(test_second_caller_is_busy);
     RUN(test_sessions_share_a_model);
     RUN(test_cancelled_prefill_keeps_whole_chunks);
+    RUN(test_last_layer_keeps_what_is_read);
     RUN(test_trace_and_rows);
     return check_summary();
 }

@@ -57,12 +57,11 @@ def test_what_is_counted(checkpoint):
         with model.session(context_length=64) as session:
             row = session.kv_bytes_per_token
     prefill, decodes = result.prefills[0], result.decodes
-    weights = bench.matmul_weights(info)
-    assert weights is not None
-    # All but norms is matrices; the embedding is the head too.
+    # One token meets all weights but the norms; the embedding is the head too.
     norms = (2 * info.n_layers + 1) * info.hidden_size + 2 * info.n_layers * info.head_dim
-    assert weights + info.n_vocab * info.hidden_size + norms == info.n_parameters
-    macs = 16 * weights + info.n_vocab * info.hidden_size
+    assert bench.prefill_macs(info, 1) == info.n_parameters - norms
+    macs = bench.prefill_macs(info, 16)
+    assert macs is not None
     assert prefill.mac_rate == pytest.approx(macs / prefill.gemm_seconds)
     assert prefill.peak_share == pytest.approx(prefill.mac_rate / 1e9)
     assert prefill.tokens_per_second == pytest.approx(16 / prefill.seconds)
@@ -76,8 +75,16 @@ def test_a_mixture_has_no_fixed_number_of_products(model):
     class Info:
         model_type = "qwen3_moe"
 
-    assert bench.matmul_weights(Info()) is None
-    assert bench.matmul_weights(model.info) is not None
+    assert bench.prefill_macs(Info(), 16) is None
+    assert bench.prefill_macs(model.info, 16) is not None
+
+
+def test_of_the_last_layer_a_prompt_needs_keys_and_values(model):
+    info = model.info
+    saved = info.hidden_size * (2 * info.n_heads * info.head_dim + 3 * info.intermediate_size)
+    head = info.n_vocab * info.hidden_size
+    one, three = bench.prefill_macs(info, 1), bench.prefill_macs(info, 3)
+    assert three == one + 2 * (one - head - saved)
 
 
 @pytest.mark.parametrize(
