@@ -3,10 +3,9 @@
     python bench/mca.py --json build/mca.json && python bench/board.py --mca build/mca.json
 
 Decode: the bytes that one token reads (packed weights and cached rows) over the memory's read
-bandwidth. Prefill: the multiply-adds of a token in the matrix products over the rate of four
-Cortex-A76, taken from bench/mca.py and multiplied by what this library reaches of such a simulated
-rate when caches and memory take part (--efficiency). Attention, and everything else that is not a
-matrix product, comes on top for long prompts: about a tenth at 2,000 tokens.
+bandwidth. Prefill: the multiply-adds of the matrix products over the rate of four Cortex-A76, taken
+from bench/mca.py, and those of attention over what their float32 units can issue, both multiplied
+by what this library reaches of such rates when caches and memory take part (--efficiency).
 
 Speculation and batches: a pass over k+1 rows waits for the same bytes and computes k+1 times as
 much, so it costs max(memory, (k+1) compute) / max(memory, compute).
@@ -22,6 +21,7 @@ import click
 
 Q4, Q8 = 144 / 256, 272 / 256  # bytes per weight, scales included
 CORES = 4
+FLOAT_RATE = 2.3 * 8  # GMAC/s of one core: two fmla of four float32 a cycle
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,11 @@ class Text:
     def row_bytes(self) -> int:
         """Bytes that one cached token takes, f16."""
         return self.layers * self.kv_heads * self.head_dim * 2 * 2
+
+    def attention_macs(self, n_tokens: int) -> float:
+        """Multiply-adds of a prompt's attention: every token with itself and all before it."""
+        pairs = n_tokens * (n_tokens + 1) / 2
+        return self.layers * self.heads * self.head_dim * 2 * pairs
 
     def decode_bytes(self, depth: int) -> float:
         """Bytes that one token reads: q4 layers, q8 output matrix, float32 router, cached rows."""
@@ -91,25 +96,26 @@ def mca_rate(path: Path, tile: str, tokens: int) -> float:
 @click.command()
 @click.option("--mca", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--bandwidth", default=20.0, show_default=True, help="GB/s that four cores read.")
-@click.option("--efficiency", default=0.7, show_default=True, help="Of the simulated rate.")
-@click.option("--overhead", default=1.1, show_default=True, help="Attention and the rest.")
-def main(mca: Path, bandwidth: float, efficiency: float, overhead: float) -> None:
+@click.option("--efficiency", default=0.7, show_default=True, help="Of what cores can issue.")
+def main(mca: Path, bandwidth: float, efficiency: float) -> None:
     """Print the estimates as Markdown."""
     prefill_rate = CORES * mca_rate(mca, "q4_expanded", 1) * efficiency
+    attention_rate = CORES * FLOAT_RATE * efficiency
     few_rate = CORES * mca_rate(mca, "q4_packed", 1) * efficiency
     click.echo(
-        f"Assumed: {bandwidth:.0f} GB/s; prefill {prefill_rate:.0f} GMAC/s, a few rows "
-        f"{few_rate:.0f} GMAC/s on four Cortex-A76.\n"
+        f"Assumed: {bandwidth:.0f} GB/s; on four Cortex-A76 prefill {prefill_rate:.0f} GMAC/s, a "
+        f"few rows {few_rate:.0f} GMAC/s, attention {attention_rate:.0f} GMAC/s.\n"
     )
     click.echo("| model | MB per token | decode | at depth 2,048 | 18 tokens | 2,044 tokens |")
     click.echo("|---|---|---|---|---|---|")
     for model in MODELS:
         token, deep = (model.decode_bytes(n) / bandwidth * 1e-6 for n in (0, 2048))
         per_token = model.layer_weights / prefill_rate * 1e-9
+        long = 2044 * per_token + model.attention_macs(2044) / attention_rate * 1e-9
         short = max(18 * per_token, model.prompt_bytes(18) / bandwidth * 1e-9)
         click.echo(
             f"| {model.name} | {model.decode_bytes(0) / 1e6:,.0f} | {token:.0f} ms | {deep:.0f} ms "
-            f"| {short:.2f} s | {2044 * per_token * overhead:.0f} s |"
+            f"| {short:.2f} s | {long:.0f} s |"
         )
     click.echo("\n| model | " + " | ".join(f"c({k})" for k in range(1, 9)) + " |")
     click.echo("|---" * 9 + "|")

@@ -296,7 +296,7 @@ KS_INLINE void multiply_block(tile_kind kind, int n_tokens, const uint8_t *w, ks
     }
     KS_UNROLL
     for (int t = 0; t < n_tokens; t++) {
-        int32x4_t start = start_sum(kind, x.s + (size_t)t * x.n_groups);
+        int32x4_t start = vdupq_n_s32(kind == PACKED_Q4 ? x.s[(size_t)t * x.n_groups] : 0);
         KS_UNROLL
         for (int half = 0; half < 2; half++) {
             int32x4_t *wide = &wide_sum[t][2 * half];
@@ -328,8 +328,9 @@ KS_INLINE void tile(tile_kind kind, int n_blocks, int n_tokens, const uint8_t *w
                 float32x4_t scales = load_scales(kind, w[r], half);
                 KS_UNROLL
                 for (int t = 0; t < n_tokens; t++)
-                    acc.of[r][t][half] = add_group(acc.of[r][t][half], scales,
-                                                   x.d[(size_t)t * x.n_groups], isum[t][half]);
+                    acc.of[r][t][half] =
+                        add_group(acc.of[r][t][half], scales, x.d[(size_t)t * x.n_groups],
+                                  vcvtq_f32_s32(isum[t][half]));
             }
             w[r] += group_bytes(kind);
         }

@@ -75,17 +75,11 @@ KS_INLINE chunk_pair load_chunks(tile_kind kind, const uint8_t *w, int j)
     return chunks;
 }
 
-/* What an accumulator of integers starts from. */
-KS_INLINE int32x4_t start_sum(tile_kind kind, const int32_t *s)
-{
-    return kind == PACKED_Q4 ? vld1q_dup_s32(s) : vdupq_n_s32(0);
-}
-
-/* acc = fma(scale of the rows * scale of the token, isum, acc). */
+/* acc = fma(scale of the rows * scale of the token, sum of the group, acc). */
 KS_INLINE float32x4_t add_group(float32x4_t acc, float32x4_t row_scales, float token_scale,
-                                int32x4_t isum)
+                                float32x4_t sum)
 {
-    return vfmaq_f32(acc, vmulq_n_f32(row_scales, token_scale), vcvtq_f32_s32(isum));
+    return vfmaq_f32(acc, vmulq_n_f32(row_scales, token_scale), sum);
 }
 
 KS_INLINE void store_rows(float *y, float32x4_t rows0, float32x4_t rows4, int32_t n_rows)
