@@ -8,8 +8,9 @@ llvm-mca issue it 200 times, and prints cycles per sdot beside two limits of the
     of sdot   two sdot per cycle (neoverse-n1, the model nearest to a Cortex-A76): what a loop of
               nothing but sdot would reach
     of loop   the same limit less the other vector instructions the arithmetic needs: per four rows,
-              a token and a group that is eight sdot, one conversion, one product of two scales and
-              one multiply-add, so no loop can pass 8/11 = 0.73 of the first limit
+              a token and a group that is eight sdot, one conversion (or the subtraction in its
+              place), one product of two scales and one multiply-add, so no loop can pass 8/11 =
+              0.73 of the first limit
 
 A simulation: it knows the pipelines, not the caches, and not the memory. llvm-mca and a binutils
 for aarch64 are needed (Debian: llvm-19, binutils-aarch64-linux-gnu).

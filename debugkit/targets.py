@@ -29,6 +29,7 @@ CRASH_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGSYS")
 _KILLED_EARLY = re.compile(r"During startup program terminated with signal (\w+)")
 INTERRUPT_TIMEOUT = 30.0  # seconds
 IDLE_EVERY = 0.2  # seconds
+DYING = 1.0  # seconds that a killed program may take to be gone
 
 Idle = Callable[[], object]
 
@@ -83,6 +84,15 @@ class Target(ABC):
         except OSError:
             return True
         return state in "ZX"
+
+    def vanishes(self) -> bool:
+        """`vanished`, for when gdb has just failed: it may have met a program that is still dying."""
+        deadline = Deadline(DYING)
+        while not self.vanished():
+            if self.pid() is None or deadline.remaining() == 0:
+                return False
+            time.sleep(0.01)
+        return True
 
     def program(self) -> str:
         """Path of the program that runs now: a launched script has become its interpreter."""
@@ -160,7 +170,7 @@ class LaunchTarget(Target):
             killed = _KILLED_EARLY.search(error.message)
             if killed is not None:
                 return Stop("exited-signalled", signal=killed[1], time_ns=time.monotonic_ns())
-            if "During startup" not in error.message and self.vanished():
+            if "During startup" not in error.message and self.vanishes():
                 raise
             raise self._start_failure(error) from None
 

@@ -133,7 +133,7 @@ class Tracer:
                 return self._hang(interrupted)
             stop = interrupted
         except MIError:
-            if not self.target.vanished():
+            if not self.target.vanishes():
                 raise
             return Exit(self._now(), "signalled", signal="SIGKILL")
         self._drain()
