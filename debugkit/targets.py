@@ -86,7 +86,7 @@ class Target(ABC):
         return state in "ZX"
 
     def vanishes(self) -> bool:
-        """`vanished`, for when gdb has just failed: it may have met a program that is still dying."""
+        """`vanished`, for when gdb has just failed: it may have met a program that still dies."""
         deadline = Deadline(DYING)
         while not self.vanished():
             if self.pid() is None or deadline.remaining() == 0:
