@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from debugkit import targets
 from debugkit.records import Completion, Exit, Hit, Meta, comparable, read
 
 WAIT = 300.0  # seconds
@@ -37,6 +38,37 @@ def started(command: list[str], env: dict[str, str]) -> Iterator[subprocess.Pope
         finally:
             if process.poll() is None:
                 process.kill()
+
+
+# ---- killed while gdb holds it -------------------------------------------------------------------
+
+
+class Held(targets.Target):
+    """A program as a target sees it; nothing else of it is here."""
+
+    def __init__(self, program: subprocess.Popen[str]) -> None:
+        self._pid = program.pid
+
+    def pid(self) -> int:
+        return self._pid
+
+    def start(self, deadline, idle=targets.nothing):
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_a_program_that_dies_slowly_has_vanished(debugkit, monkeypatch) -> None:
+    """gdb stumbles over a killed program some time before that is a zombie."""
+    with started(["sleep", "60"], debugkit.environment()) as program:
+        held = Held(program)
+        monkeypatch.setattr(targets, "DYING", 0.1)
+        assert not held.vanishes()
+        monkeypatch.setattr(targets, "DYING", WAIT)
+        threading.Timer(0.2, program.kill).start()
+        assert held.vanishes()
+        assert held.vanished()
 
 
 # ---- attach ------------------------------------------------------------------------------------
