@@ -10,8 +10,8 @@ the report carries its digest. llama.cpp's files are made by its own quantiser f
 weights, without an importance matrix, as ours are.
 
 "q4, head q4" has q4 for the embedding and the output matrix, too, which are q8 otherwise.
-"calibrated" is what `kestrel quantize --calibrate self` makes, whose text is the model's own. "q4
-nearest" is our q4 with the scale that the largest element asks for, in place of the searched one.
+"calibrated" is what `kestrel quantize --calibrate self` makes, whose text is the model's own; "q4
+importance" is that without error feedback. "q4 nearest" is our q4 with the scale that the largest element asks for, in place of the searched one.
 "error" is the deviation of the difference to bf16 over the windows, divided by the root of
 their number: smaller differences mean nothing.
 """
@@ -38,6 +38,7 @@ from harness import Doors, Model, default_cache, machine, machine_lines, write_j
 from numpy.typing import NDArray
 
 from pykestrel import calibration
+from pykestrel.feedback import Feedback
 from pykestrel.quantize import quantize
 
 WINDOW = 1024
@@ -53,6 +54,7 @@ OURS = {
     "q8 calibrated": ("q8-calibrated", "auto"),
     "q4 calibrated": ("q4-calibrated", "auto"),
     "q4, head q4, calibrated": ("q4-head-q4-calibrated", "auto"),
+    "q4 importance": ("q4-importance", "auto"),
     "q4 nearest": ("q4-nearest", "auto"),
 }
 THEIRS = {f"llama.cpp {name}": f"{name}.gguf" for name in ("bf16", *LLAMA_TYPES)}
@@ -209,21 +211,30 @@ def write_nearest(source: Path, packed: Path, directory: Path) -> None:
 
 # ---- calibrated --------------------------------------------------------------------------------
 
-# Directory -> types of the layers and of the head.
+# Directory -> types of the layers and of the head, and whether there is feedback.
 CALIBRATED = {
-    "q8-calibrated": ("q8", "auto"),
-    "q4-calibrated": ("q4", "auto"),
-    "q4-head-q4-calibrated": ("q4", "q4"),
+    "q8-calibrated": ("q8", "auto", False),
+    "q4-calibrated": ("q4", "auto", True),
+    "q4-head-q4-calibrated": ("q4", "q4", True),
+    "q4-importance": ("q4", "auto", False),
 }
 
 
 def write_calibrated(source: Path, base: Path, directories: list[str]) -> None:
     """Packed checkpoints, calibrated on the model's own text."""
     with Model(source) as model:
-        found = calibration.measure(model, calibration.own_texts(model))
-    for directory in directories:
-        weight_type, head_type = CALIBRATED[directory]
-        quantize(source, base / directory, weight_type, head_type=head_type, calibration=found)
+        texts = calibration.own_texts(model)
+        found = calibration.measure(model, texts)
+        for directory in directories:
+            weight_type, head_type, fed_back = CALIBRATED[directory]
+            quantize(
+                source,
+                base / directory,
+                weight_type,
+                head_type=head_type,
+                calibration=found,
+                feedback=Feedback(model, texts) if fed_back else None,
+            )
 
 
 # ---- the table ---------------------------------------------------------------------------------

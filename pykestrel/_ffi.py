@@ -28,7 +28,7 @@ from enum import IntEnum
 from typing import Any
 
 # KESTREL_ABI_VERSION
-ABI_VERSION = 4
+ABI_VERSION = 5
 
 
 class WeightType(IntEnum):
@@ -158,6 +158,20 @@ class Calibrated(Structure):
     ]
 
 
+class Feedback(Structure):
+    """kestrel_feedback"""
+
+    _fields_ = [
+        ("n_columns", c_int32),
+        ("order", POINTER(c_int32)),
+        ("weights", POINTER(c_float)),
+    ]
+
+
+# typedef int32_t (*kestrel_feedback_fn)(void *user, const char *name, kestrel_feedback *feedback);
+FeedbackFn = CFUNCTYPE(c_int32, c_void_p, c_char_p, POINTER(Feedback))
+
+
 class QuantizeOptions(Structure):
     """kestrel_quantize_options"""
 
@@ -168,6 +182,7 @@ class QuantizeOptions(Structure):
         ("n_threads", c_int32),
         ("calibrated", POINTER(Calibrated)),
         ("n_calibrated", c_int32),
+        ("feedback", FeedbackFn),
         ("progress", ProgressFn),
         ("user", c_void_p),
     ]
@@ -330,6 +345,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "model_options": ModelOptions,
     "model_info": ModelInfo,
     "calibrated": Calibrated,
+    "feedback": Feedback,
     "quantize_options": QuantizeOptions,
     "trace_event": TraceEvent,
     "session_options": SessionOptions,
@@ -371,6 +387,22 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     #                                 const kestrel_quantize_options *options,
     #                                 kestrel_error *error);
     "kestrel_quantize": (c_int, (c_char_p, c_char_p, POINTER(QuantizeOptions), _ERROR)),
+    # kestrel_status kestrel_feedback_measure(const float *rows, int32_t n_rows,
+    #                                         int32_t n_columns, int32_t n_threads,
+    #                                         int32_t *order, float *weights,
+    #                                         kestrel_error *error);
+    "kestrel_feedback_measure": (
+        c_int,
+        (
+            POINTER(c_float),
+            c_int32,
+            c_int32,
+            c_int32,
+            POINTER(c_int32),
+            POINTER(c_float),
+            _ERROR,
+        ),
+    ),
     # const char *kestrel_isa_name(kestrel_isa isa);
     "kestrel_isa_name": (c_char_p, (c_int,)),
     # int32_t kestrel_isa_available(kestrel_isa isa);

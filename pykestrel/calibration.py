@@ -3,10 +3,12 @@
 A q4 or q8 group shares one scale among 32 columns, and so do the 32 activations it is multiplied
 with. One large channel takes the precision of the 31 beside it, and some channels of a transformer
 are ten times as large as their neighbours, at every token. Which ones does not show in the weights;
-it is measured here, by running text through the model. Two things follow for packing:
+it is measured here, by running text through the model. Three things follow for packing:
 
 - *Importance*, for q4. The scale of a group is the one with the smallest squared error; here each
   column counts with the mean square of its input.
+- *Feedback*, for q4: columns are rounded one after another, and make up for each other's errors;
+  that is `pykestrel.feedback`.
 - *Scaling*, for q8. A column is multiplied by a power of two, and whatever produces its input (a
   norm's weight, or rows of another projection) by the inverse. That is the same model to the last
   bit before quantising, as only exponents change, but neighbours are nearer to each other in size.
@@ -42,8 +44,14 @@ _GROUP = 32
 # Of the mean: columns that the text hardly used may be used by another text.
 _LEAST_IMPORTANCE = 1e-3
 
-# The stages of the forward pass whose rows are the input of a matrix (docs/architecture.md).
-_STAGES = ("attn.norm", "attn.heads", "ffn.norm", "ffn.gated")
+# The stages of the forward pass whose rows are the input of matrices (docs/architecture.md), and of
+# which.
+READERS = {
+    "attn.norm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.heads": ("self_attn.o_proj",),
+    "ffn.norm": ("mlp.gate_proj", "mlp.up_proj"),
+    "ffn.gated": ("mlp.down_proj",),
+}
 _HEAD = ("head", -1)  # the output matrix's, among the powers
 
 OWN_TEXTS, OWN_LENGTH = 16, 256
@@ -117,7 +125,7 @@ class _Sums:
 
     def hear(self, event: TraceEvent) -> None:
         """A session's trace."""
-        if event.stage in _STAGES:
+        if event.stage in READERS:
             self._add((event.stage, event.layer), event.data)
         elif event.stage == "layer.out" and event.layer == self._last_layer:
             # No stage shows every row's input of the output matrix: it is this, normalised.
@@ -257,11 +265,9 @@ def _layer(calibration: Calibration, layer: int, share: float) -> Iterator[Calib
     def name(module: str, kind: str = "weight") -> str:
         return f"model.layers.{layer}.{module}.{kind}"
 
-    def readers(
-        modules: Sequence[str], stage: str, exponents: Exponents
-    ) -> Iterator[CalibratedTensor]:
+    def readers(stage: str, exponents: Exponents) -> Iterator[CalibratedTensor]:
         importance = _importance(power(stage), exponents)
-        for module in modules:
+        for module in READERS[stage]:
             less = given.get(module)
             yield CalibratedTensor(name(module), less, exponents, importance)
             if less is not None:
@@ -279,11 +285,10 @@ def _layer(calibration: Calibration, layer: int, share: float) -> Iterator[Calib
 
     yield CalibratedTensor(name("input_layernorm"), -attention)
     yield CalibratedTensor(name("post_attention_layernorm"), -feed_forward)
-    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    yield from readers(qkv, "attn.norm", attention)
-    yield from readers(("self_attn.o_proj",), "attn.heads", per_query_head)
-    yield from readers(("mlp.gate_proj", "mlp.up_proj"), "ffn.norm", feed_forward)
-    yield from readers(("mlp.down_proj",), "ffn.gated", gated)
+    yield from readers("attn.norm", attention)
+    yield from readers("attn.heads", per_query_head)
+    yield from readers("ffn.norm", feed_forward)
+    yield from readers("ffn.gated", gated)
 
 
 def _exponents(power: Powers, share: float, group: int = _GROUP) -> Exponents:

@@ -25,6 +25,7 @@ from pykestrel.model import int32, member
 
 if TYPE_CHECKING:
     from pykestrel.calibration import Calibration
+    from pykestrel.feedback import Feedback
 
 # Everything that belongs to a checkpoint but its weights.
 _COMPANIONS = (
@@ -57,6 +58,7 @@ def quantize(
     *,
     head_type: str = "auto",
     calibration: Calibration | None = None,
+    feedback: Feedback | None = None,
     threads: int = 0,
     progress: Progress | None = None,
     overwrite: bool = False,
@@ -69,6 +71,7 @@ def quantize(
             q4 layers, "q4": smaller and faster to decode, at some cost in quality.
         calibration: what `pykestrel.calibration.measure` saw in this model: the copy is as large
             and as fast as without, and better.
+        feedback: of the same texts, for q4: better again, but it takes much longer to make.
         threads: 0 lets the library choose.
         progress: called as progress(done, total) with bytes of the packed tensors.
         overwrite: replace `destination` if it is a checkpoint directory or empty.
@@ -84,11 +87,14 @@ def quantize(
     summary, target, head_type = require_possible(
         source, destination, weight_type, head_type=head_type, overwrite=overwrite
     )
+    if feedback is not None and weight_type != "q4":
+        raise InvalidArgument(f"feedback is for q4, not {weight_type}")
     calibrated = _calibrated(calibration, summary, weight_type)
     try:
         with fresh_directory(target, "quantize") as directory:
             packed = directory / "model.safetensors"
-            _pack(source, packed, (weight_type, head_type), calibrated, threads, progress)
+            types = (weight_type, head_type)
+            _pack(source, packed, types, calibrated, feedback, threads, progress)
             for file in _companions(source):
                 copy = directory / file.relative_to(source)
                 copy.parent.mkdir(exist_ok=True)
@@ -171,22 +177,38 @@ def _pack(
     path: Path,
     types: tuple[str, str],
     calibrated: list[_ffi.Calibrated],
+    feedback: Feedback | None,
     threads: int,
     progress: Progress | None,
 ) -> None:
-    """kestrel_quantize; Ctrl-C, and an exception in `progress`, stop it at the next step."""
+    """kestrel_quantize; Ctrl-C, and an exception in what it calls, stop it at the next step."""
     stopped = threading.Event()
     problems: list[BaseException] = []
 
-    @_ffi.ProgressFn
-    def step(_user: Any, done: int, total: int) -> int:
+    def unless_stopped(work: Callable[[], None]) -> int:
         try:
-            if progress is not None and not stopped.is_set():
-                progress(done, total)
+            if not stopped.is_set():
+                work()
         except BaseException as problem:
             problems.append(problem)
             stopped.set()
         return int(stopped.is_set())
+
+    @_ffi.ProgressFn
+    def step(_user: Any, done: int, total: int) -> int:
+        return unless_stopped(lambda: progress(done, total) if progress is not None else None)
+
+    @_ffi.FeedbackFn
+    def answer(_user: Any, name: bytes, out: Any) -> int:
+        def work() -> None:
+            found = feedback.of_tensor(name.decode()) if feedback is not None else None
+            if found is not None:  # `feedback` keeps the arrays until it is asked again
+                order, weights = found
+                out.contents.n_columns = len(order)
+                out.contents.order = order.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+                out.contents.weights = weights.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+        return unless_stopped(work)
 
     weight_type, head_type = types
     options = _ffi.QuantizeOptions(
@@ -196,6 +218,7 @@ def _pack(
         n_threads=threads,
         calibrated=(_ffi.Calibrated * len(calibrated))(*calibrated),
         n_calibrated=len(calibrated),
+        feedback=answer if feedback is not None else _ffi.FeedbackFn(),
         progress=step,
     )
 

@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a struct or a signature in this file changes. A binding compares it on load. */
-#define KESTREL_ABI_VERSION 4
+#define KESTREL_ABI_VERSION 5
 
 /* ---- errors ----------------------------------------------------------------------------------- */
 
@@ -193,6 +193,32 @@ typedef struct kestrel_calibrated {
     const float *column_importance;
 } kestrel_calibrated;
 
+/* How the columns of a q4 matrix are rounded: one after another, and what the rounding of one leaves is made
+ * up for in those after it (GPTQ, arXiv:2210.17323). */
+typedef struct kestrel_feedback {
+    int32_t n_columns; /* of the two arrays */
+    const int32_t *order; /* [n_columns] the columns, each once; NULL: no feedback */
+    /* [n_columns][n_columns], counted in that order, zero up to the diagonal: error k, that is value minus
+     * rounded value, times weights[k][m] is added to column m before it is rounded */
+    const float *weights;
+} kestrel_feedback;
+
+/* Asked for every q4 matrix of the layers before it is packed, on the calling thread; `feedback` is zeroed, and
+ * what is put there is read until the next question. Return 0 to go on, anything else to stop the job
+ * (CANCELLED). */
+typedef int32_t (*kestrel_feedback_fn)(void *user, const char *name, kestrel_feedback *feedback);
+
+/* Makes the two arrays of a kestrel_feedback of what a matrix is multiplied with.
+ *     rows     [n_rows][n_columns], finite: the inputs, token by token; some thousand of them
+ *     order    [n_columns], filled: columns with the largest inputs first
+ *     weights  [n_columns][n_columns], filled
+ * The same bits whatever the instruction set and n_threads (0: the library's choice). INVALID: an argument,
+ * or a value that is not finite; NO_MEMORY: another 6 n_columns^2 + 4 n_rows n_columns bytes. */
+KESTREL_API kestrel_status kestrel_feedback_measure(const float *rows, int32_t n_rows,
+                                                    int32_t n_columns, int32_t n_threads,
+                                                    int32_t *order, float *weights,
+                                                    kestrel_error *error);
+
 typedef struct kestrel_quantize_options {
     size_t struct_size;
     kestrel_weight_type type; /* of the layers' matrices: q4 or q8 */
@@ -201,8 +227,9 @@ typedef struct kestrel_quantize_options {
     int32_t n_threads; /* 0: the library's choice */
     const kestrel_calibrated *calibrated; /* [n_calibrated] */
     int32_t n_calibrated;
+    kestrel_feedback_fn feedback; /* NULL: none */
     kestrel_progress_fn progress; /* NULL: none */
-    void *user; /* handed to progress */
+    void *user; /* handed to both */
 } kestrel_quantize_options;
 
 /* Writes the tensors of the checkpoint directory `source` as one packed safetensors file at `path`, which

@@ -7,7 +7,7 @@
  * Every tensor starts on a multiple of 64 bytes, counted from the start of the file; since the format
  * allows no holes, the gaps are tensors of their own, kestrel.pad.N.
  *
- * Memory: one strip of rows per thread and one output buffer. Pages of the source are given back as
+ * Memory: eight rows per thread and one output buffer. Pages of the source are given back as
  * soon as a tensor is done.
  */
 #define _GNU_SOURCE
@@ -49,6 +49,7 @@ typedef struct ks_quantizer {
     ks_writer file;
     int64_t done_bytes;
     int64_t total_bytes;
+    kestrel_feedback_fn feedback;
     kestrel_progress_fn progress;
     void *user;
     const char *path;
@@ -234,6 +235,7 @@ static kestrel_status advance(ks_quantizer *q, size_t n_bytes)
 typedef struct ks_strip_job {
     const ks_quantizer *quantizer;
     const ks_item *item;
+    kestrel_feedback feedback;
     int32_t first_block;
     size_t block_bytes; /* of a block of 8 rows */
     atomic_bool not_finite;
@@ -267,9 +269,59 @@ static void pack_block(void *arg, int32_t chunk, int32_t thread)
         atomic_store(&job->not_finite, true);
         return;
     }
-    ks_pack_row_block(item->type, rows, (int32_t)n, (int32_t)t->shape[1],
-                      item->calibrated != NULL ? item->calibrated->column_importance : NULL,
-                      job->quantizer->buffer + (size_t)chunk * job->block_bytes);
+    int32_t n_cols = (int32_t)t->shape[1];
+    const float *importance = item->calibrated != NULL ? item->calibrated->column_importance : NULL;
+    uint8_t *out = job->quantizer->buffer + (size_t)chunk * job->block_bytes;
+    if (job->feedback.order != NULL) {
+        ks_pack_row_block_feedback(rows, (int32_t)n, n_cols, importance, &job->feedback,
+                                   rows + (size_t)KS_ROW_BLOCK * (size_t)n_cols, out);
+    } else {
+        ks_pack_row_block(item->type, rows, (int32_t)n, n_cols, importance, out);
+    }
+}
+
+/* Every column once: rounding reads and writes where the order says. */
+static bool is_permutation(const int32_t *order, int32_t n)
+{
+    uint8_t *seen = calloc((size_t)n, 1);
+    bool fine = seen != NULL;
+    for (int32_t k = 0; fine && k < n; k++) {
+        fine = order[k] >= 0 && order[k] < n && seen[order[k]] == 0;
+        if (fine) {
+            seen[order[k]] = 1;
+        }
+    }
+    free(seen);
+    return fine;
+}
+
+static const char *what_is_wrong(const kestrel_feedback *feedback, const ks_tensor *t)
+{
+    if (feedback->n_columns != t->shape[1]) {
+        return "n_columns is not the matrix's";
+    }
+    if (feedback->weights == NULL || !is_permutation(feedback->order, feedback->n_columns)) {
+        return "the order has to name every column once, and there have to be weights";
+    }
+    return NULL;
+}
+
+static kestrel_status ask_for_feedback(ks_quantizer *q, const ks_item *item,
+                                       kestrel_feedback *feedback)
+{
+    const ks_tensor *t = item->source;
+    if (q->feedback == NULL || item->type != KESTREL_WEIGHT_Q4 ||
+        !ends_with(t->name, "_proj.weight")) {
+        return KESTREL_OK;
+    }
+    if (q->feedback(q->user, t->name, feedback) != 0) {
+        return ks_fail(q->error, KESTREL_CANCELLED, "%s: stopped before tensor \"%s\"", q->path,
+                       t->name);
+    }
+    const char *problem = feedback->order != NULL ? what_is_wrong(feedback, t) : NULL;
+    return problem == NULL ? KESTREL_OK
+                           : ks_fail(q->error, KESTREL_INVALID, "feedback of tensor \"%s\": %s",
+                                     t->name, problem);
 }
 
 static kestrel_status write_packed(ks_quantizer *q, const ks_item *item)
@@ -278,7 +330,7 @@ static kestrel_status write_packed(ks_quantizer *q, const ks_item *item)
     int32_t n_blocks = (int32_t)item->shape[0];
     job.block_bytes = item->n_bytes / (size_t)n_blocks;
     int32_t per_strip = (int32_t)(BUFFER_BYTES / job.block_bytes);
-    kestrel_status status = KESTREL_OK;
+    kestrel_status status = ask_for_feedback(q, item, &job.feedback);
     for (int32_t done = 0; status == KESTREL_OK && done < n_blocks;) {
         int32_t n = n_blocks - done < per_strip ? n_blocks - done : per_strip;
         job.first_block = done;
@@ -352,7 +404,8 @@ static kestrel_status start_pool(ks_quantizer *q)
         }
     }
     q->buffer = malloc(BUFFER_BYTES);
-    q->pool = ks_pool_new(q->n_threads, widest * KS_ROW_BLOCK * sizeof(float) + ALIGN);
+    size_t rounding = q->feedback != NULL ? KS_ROUNDING_BYTES(widest) : 0;
+    q->pool = ks_pool_new(q->n_threads, widest * KS_ROW_BLOCK * sizeof(float) + rounding + ALIGN);
     if (q->buffer == NULL || q->pool == NULL) {
         return ks_fail(q->error, KESTREL_NO_MEMORY, "no memory to pack rows of %zu values", widest);
     }
@@ -454,6 +507,7 @@ kestrel_status kestrel_quantize(const char *source, const char *path,
                                                           : ks_topology_default_threads(),
                       .type = options->type,
                       .head_type = plain_head ? KESTREL_WEIGHT_Q8 : options->head_type,
+                      .feedback = options->feedback,
                       .progress = options->progress,
                       .user = options->user,
                       .path = path,

@@ -30,6 +30,7 @@ size_t kestrel_struct_size(const char *name)
         {"model_options", sizeof(kestrel_model_options)},
         {"model_info", sizeof(kestrel_model_info)},
         {"calibrated", sizeof(kestrel_calibrated)},
+        {"feedback", sizeof(kestrel_feedback)},
         {"quantize_options", sizeof(kestrel_quantize_options)},
         {"session_options", sizeof(kestrel_session_options)},
         {"trace_event", sizeof(kestrel_trace_event)},

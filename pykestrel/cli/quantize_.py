@@ -14,6 +14,7 @@ from pykestrel.cli import options
 
 if TYPE_CHECKING:
     from pykestrel.calibration import Calibration, Progress
+    from pykestrel.feedback import Feedback
 
 
 @click.command("quantize")
@@ -67,14 +68,19 @@ def command(
 
     if calibrate is not None:  # before minutes are spent
         require_possible(source, destination, weight_type, head_type=head_type, overwrite=force)
-    calibration = _calibration(source, calibrate, threads) if calibrate is not None else None
-    with _bar(f"packing {source.name}") as progress:
+    known = (
+        contextlib.nullcontext((None, None))
+        if calibrate is None
+        else _learn(source, calibrate, threads)
+    )
+    with known as (calibration, feedback), _bar(f"packing {source.name}") as progress:
         report = quantize(
             source,
             destination,
             weight_type,
             head_type=head_type,
             calibration=calibration,
+            feedback=feedback if weight_type == "q4" else None,
             threads=threads,
             progress=progress,
             overwrite=force,
@@ -102,8 +108,11 @@ def _bar(label: str) -> Iterator[Progress]:
         yield progress
 
 
-def _calibration(source: Path, text_source: str, threads: int) -> Calibration:
+@contextlib.contextmanager
+def _learn(source: Path, text_source: str, threads: int) -> Iterator[tuple[Calibration, Feedback]]:
+    """What text says about the model, which stays open: feedback comes back to it."""
     from pykestrel import calibration
+    from pykestrel.feedback import Feedback
     from pykestrel.model import Model
 
     text = None if text_source == "self" else options.read_file(Path(text_source))
@@ -116,4 +125,5 @@ def _calibration(source: Path, text_source: str, threads: int) -> Calibration:
             ids = options.plain_ids(model, text)
             texts = calibration.windows(ids, model.info.max_context)
         with _bar("calibrating") as progress:
-            return calibration.measure(model, texts, progress=progress)
+            found = calibration.measure(model, texts, progress=progress)
+        yield found, Feedback(model, texts, threads=threads)

@@ -382,6 +382,76 @@ static void test_calibrations_that_are_refused(void)
     check_options_refused(&options, "another entry");
 }
 
+/* ---- feedback ----------------------------------------------------------------------------------- */
+
+enum { WIDEST = 128 }; /* columns of the tiny model */
+
+typedef struct answers {
+    int32_t n_asked;
+    int32_t stop_at; /* -1: never */
+    int32_t order[WIDEST];
+    float weights[WIDEST * WIDEST];
+    int32_t repeated; /* -1, or a column that is named twice */
+    int32_t too_many; /* columns */
+} answers;
+
+static int32_t answer(void *user, const char *name, kestrel_feedback *feedback)
+{
+    answers *a = user;
+    int32_t n_columns = strstr(name, "down_proj") != NULL ? 96
+                        : strstr(name, "o_proj") != NULL  ? 128
+                                                          : 64;
+    CHECK(strstr(name, "_proj.weight") != NULL);
+    CHECK(feedback->order == NULL && feedback->weights == NULL);
+    for (int32_t k = 0; k < n_columns; k++) {
+        a->order[k] = n_columns - 1 - k;
+    }
+    if (a->repeated >= 0) {
+        a->order[0] = a->repeated;
+    }
+    *feedback = (kestrel_feedback){
+        .n_columns = n_columns + a->too_many, .order = a->order, .weights = a->weights};
+    return a->n_asked++ == a->stop_at;
+}
+
+static void test_feedback_is_asked_for(void)
+{
+    static answers a = {.stop_at = -1, .repeated = -1};
+    kestrel_quantize_options options = {.struct_size = sizeof options,
+                                        .type = KESTREL_WEIGHT_Q4,
+                                        .n_threads = 2,
+                                        .feedback = answer,
+                                        .user = &a};
+    float plain[TINY_VOCAB] = {1}, silent[TINY_VOCAB] = {2};
+    logits_of(packed_directory(KESTREL_WEIGHT_Q4, KESTREL_WEIGHT_AUTO), KESTREL_WEIGHT_AUTO, plain);
+    logits_of(packed_as("feedback", &options), KESTREL_WEIGHT_AUTO, silent);
+    CHECK_EQ_INT(a.n_asked, 7 * TINY_LAYERS);
+    CHECK(memcmp(plain, silent, sizeof plain) == 0); /* no column owes another anything */
+    a.n_asked = 0;
+    options.type = KESTREL_WEIGHT_Q8;
+    packed_as("feedback", &options);
+    CHECK_EQ_INT(a.n_asked, 0);
+
+    char path[700];
+    kestrel_error error = {0};
+    snprintf(path, sizeof path, "%s/refused.safetensors", tiny_checkpoint());
+    options.type = KESTREL_WEIGHT_Q4;
+    a.stop_at = 3;
+    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, &options, &error), KESTREL_CANCELLED);
+    CHECK_STR_CONTAINS(error.message, "stopped before tensor");
+    a.stop_at = -1;
+    a.repeated = 1;
+    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, &options, &error), KESTREL_INVALID);
+    CHECK_STR_CONTAINS(error.message, "every column once");
+    a.repeated = 1 << 20;
+    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, &options, &error), KESTREL_INVALID);
+    a.repeated = -1;
+    a.too_many = 1;
+    CHECK_EQ_INT(kestrel_quantize(tiny_checkpoint(), path, &options, &error), KESTREL_INVALID);
+    CHECK_STR_CONTAINS(error.message, "n_columns");
+    CHECK(access(path, F_OK) != 0);
+}
+
 static void test_options_that_are_refused(void)
 {
     const kestrel_calibrated entry = {.name = NORM, .n_rows = 64};
@@ -408,6 +478,7 @@ int main(void)
     RUN(test_refusals_leave_nothing);
     RUN(test_exponents);
     RUN(test_calibrations_that_are_refused);
+    RUN(test_feedback_is_asked_for);
     RUN(test_options_that_are_refused);
     return check_summary();
 }

@@ -146,6 +146,14 @@ size_t ks_matrix_bytes(kestrel_weight_type type, int32_t n_rows, int32_t n_cols)
 void ks_pack_row_block(kestrel_weight_type type, const float *rows, int32_t n_rows, int32_t n_cols,
                        const float *importance, uint8_t *out);
 
+/* The same to q4, its columns rounded in the feedback's order; scales are those of ks_pack_row_block. `work`
+ * has KS_ROUNDING_BYTES and the alignment of a float. */
+#define KS_ROUNDING_BYTES(n_cols)                                                                  \
+    ((size_t)(n_cols) * KS_ROW_BLOCK * 5 + (size_t)(n_cols) / KS_GROUP * KS_ROW_BLOCK * 6)
+void ks_pack_row_block_feedback(const float *rows, int32_t n_rows, int32_t n_cols,
+                                const float *importance, const kestrel_feedback *feedback,
+                                void *work, uint8_t *out);
+
 /* The same without the search: the scale follows from the largest element alone.
  * For comparisons. */
 void ks_pack_row_block_nearest(kestrel_weight_type type, const float *rows, int32_t n_rows,

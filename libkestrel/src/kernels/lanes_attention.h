@@ -340,30 +340,24 @@ static void ask_for_share(asked ahead, int32_t from, int32_t to, int32_t n_rows)
         __builtin_prefetch(ahead.data + i, 0, 2);
 }
 
-static void score_all(kestrel_kv_type type, const key_step *step, const query_rows *rows,
-                      step_weights *out, asked ahead)
-{
-    for (int32_t r = 0, n; r < rows->n; r += n) {
-        n = rows_at_once(rows->n - r);
-        ask_for_share(ahead, r, r + n, rows->n);
-        if (keys_seen(n, rows->n_visible + r, step) > 0)
-            row_tiles[type][n].score(step, rows->q + (size_t)r * (size_t)step->head_dim,
-                                     rows->n_visible + r,
-                                     rows->partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim),
-                                     out->weight[r], out->correction + r);
-    }
-}
+typedef enum half_step { SCORES, VALUES } half_step;
 
-static void value_all(kestrel_kv_type type, const key_step *step, const query_rows *rows,
-                      const step_weights *in, asked ahead)
+/* One half of a step, tile by tile; a tile that sees none of its keys has nothing to do. */
+static void all_tiles(half_step half, kestrel_kv_type type, const key_step *step,
+                      const query_rows *rows, step_weights *weights, asked ahead)
 {
     for (int32_t r = 0, n; r < rows->n; r += n) {
+        const int32_t *n_visible = rows->n_visible + r;
+        float *partials = rows->partials + (size_t)r * KS_PARTIAL_FLOATS(step->head_dim);
         n = rows_at_once(rows->n - r);
         ask_for_share(ahead, r, r + n, rows->n);
-        if (keys_seen(n, rows->n_visible + r, step) > 0)
-            row_tiles[type][n].value(step, rows->n_visible + r, in->weight[r], in->correction + r,
-                                     rows->partials +
-                                         (size_t)r * KS_PARTIAL_FLOATS(step->head_dim));
+        if (keys_seen(n, n_visible, step) <= 0) continue;
+        if (half == SCORES)
+            row_tiles[type][n].score(step, rows->q + (size_t)r * (size_t)step->head_dim, n_visible,
+                                     partials, weights->weight[r], weights->correction + r);
+        else
+            row_tiles[type][n].value(step, n_visible, weights->weight[r], weights->correction + r,
+                                     partials);
     }
 }
 
@@ -392,8 +386,8 @@ static void step_batch(kestrel_kv_type type, key_step step, const query_rows *ro
     step_weights *weights = scratch;
     if (type == KESTREL_KV_F32 || rows->n < WIDEN_FROM_ROWS) {
         const asked nothing = {NULL, 0}; /* the tiles ask on their own */
-        score_all(type, &step, rows, weights, nothing);
-        value_all(type, &step, rows, weights, nothing);
+        all_tiles(SCORES, type, &step, rows, weights, nothing);
+        all_tiles(VALUES, type, &step, rows, weights, nothing);
         return;
     }
     const int32_t n_keys = keys_seen(rows->n, rows->n_visible, &step);
@@ -405,9 +399,9 @@ static void step_batch(kestrel_kv_type type, key_step step, const query_rows *ro
     float *widened = (float *)(weights + 1);
     step.k = widen(type, step.k, n_in_tiles, widened);
     memset(widened + n_in_tiles, 0, (size_t)(n_in_step - n_in_tiles) * sizeof(float));
-    score_all(KESTREL_KV_F32, &step, rows, weights, values);
+    all_tiles(SCORES, KESTREL_KV_F32, &step, rows, weights, values);
     step.v = widen(type, step.v, n_keys * step.head_dim, widened);
-    value_all(KESTREL_KV_F32, &step, rows, weights, next_keys);
+    all_tiles(VALUES, KESTREL_KV_F32, &step, rows, weights, next_keys);
 }
 
 /* ---- one span -------------------------------------------------------------------------------- */

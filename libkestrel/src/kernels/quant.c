@@ -271,6 +271,87 @@ void ks_pack_row_block_nearest(kestrel_weight_type type, const float *rows, int3
     pack_rows(type, quantize, rows, n_rows, n_cols, NULL, out);
 }
 
+/* What ks_pack_row_block_feedback keeps of a block while its columns are rounded. */
+typedef struct rounding {
+    float *pending; /* [n_cols in order][8 rows] what earlier columns owe */
+    float *scale; /* [n_groups][8] */
+    int8_t *q; /* [8][n_cols] */
+    uint16_t *half; /* [n_groups][8] the scales as they are stored */
+} rounding;
+
+static rounding lay_out_rounding(void *work, int32_t n_cols)
+{
+    size_t n = (size_t)n_cols * KS_ROW_BLOCK, n_scales = n / KS_GROUP;
+    rounding r;
+    r.pending = work;
+    r.scale = r.pending + n;
+    r.half = (uint16_t *)(void *)(r.scale + n_scales);
+    r.q = (int8_t *)(r.half + n_scales);
+    return r;
+}
+
+static void search_scales(const float *rows, int32_t n_rows, int32_t n_cols,
+                          const float *importance, const rounding *to)
+{
+    for (int32_t g = 0; g < n_cols / KS_GROUP; g++) {
+        const float *columns = importance != NULL ? importance + g * KS_GROUP : all_alike;
+        for (int r = 0; r < KS_ROW_BLOCK; r++) {
+            int8_t unused[KS_GROUP];
+            uint16_t half = 0;
+            if (r < n_rows)
+                half = quantize_q4(rows + (size_t)r * (size_t)n_cols + (size_t)g * KS_GROUP,
+                                   columns, unused);
+            to->half[g * KS_ROW_BLOCK + r] = half;
+            to->scale[g * KS_ROW_BLOCK + r] = ks_f32_from_f16(half);
+        }
+    }
+}
+
+/* One column of eight rows; error[r] is what its rounding leaves of row r. */
+static void round_column(const float *rows, int32_t n_rows, int32_t n_cols, int32_t column,
+                         const float *pending, const rounding *to, float *error)
+{
+    const float *scale = to->scale + column / KS_GROUP * KS_ROW_BLOCK;
+    for (int r = 0; r < KS_ROW_BLOCK; r++) {
+        error[r] = 0.0f;
+        if (r >= n_rows) continue;
+        float w = rows[(size_t)r * (size_t)n_cols + (size_t)column];
+        float value = (w + pending[r]) * (scale[r] != 0.0f ? 1.0f / scale[r] : 0.0f);
+        value = value > (float)Q4_MIN ? value : (float)Q4_MIN;
+        value = value < (float)Q4_MAX ? value : (float)Q4_MAX;
+        value = (float)ks_rint(value);
+        to->q[(size_t)r * (size_t)n_cols + (size_t)column] = (int8_t)value;
+        error[r] = w - value * scale[r];
+    }
+}
+
+void ks_pack_row_block_feedback(const float *rows, int32_t n_rows, int32_t n_cols,
+                                const float *importance, const kestrel_feedback *feedback,
+                                void *work, uint8_t *out)
+{
+    const rounding to = lay_out_rounding(work, n_cols);
+    memset(work, 0, KS_ROUNDING_BYTES(n_cols));
+    search_scales(rows, n_rows, n_cols, importance, &to);
+    for (int32_t k = 0; k < n_cols; k++) {
+        float error[KS_ROW_BLOCK];
+        round_column(rows, n_rows, n_cols, feedback->order[k], to.pending + k * KS_ROW_BLOCK, &to,
+                     error);
+        const f32x4 low = load4(error), high = load4(error + 4);
+        const float *weights = feedback->weights + (size_t)k * (size_t)n_cols;
+        for (int32_t m = k + 1; m < n_cols; m++) {
+            float *pending = to.pending + m * KS_ROW_BLOCK;
+            f32x4 sums[2] = {load4(pending) + low * splat4(weights[m]),
+                             load4(pending + 4) + high * splat4(weights[m])};
+            memcpy(pending, sums, sizeof sums);
+        }
+    }
+    for (int32_t g = 0; g < n_cols / KS_GROUP; g++, out += KS_Q4_BLOCK_BYTES) {
+        memcpy(out, to.half + g * KS_ROW_BLOCK, KS_ROW_BLOCK * sizeof(uint16_t));
+        for (int r = 0; r < KS_ROW_BLOCK; r++)
+            store_q4(out, r, to.q + (size_t)r * (size_t)n_cols + (size_t)g * KS_GROUP);
+    }
+}
+
 /* ---- rows back to float ---------------------------------------------------------------------- */
 
 static void widen_16bit(const uint8_t *row, int is_bf16, int32_t n, float *out)
