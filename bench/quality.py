@@ -11,7 +11,8 @@ weights, without an importance matrix, as ours are.
 
 "q4, head q4" has q4 for the embedding and the output matrix, too, which are q8 otherwise.
 "calibrated" is what `kestrel quantize --calibrate self` makes, whose text is the model's own; "q4
-importance" is that without error feedback. "q4 nearest" is our q4 with the scale that the largest element asks for, in place of the searched one.
+importance" is that without error feedback. "q4 nearest" is our q4 with the scale that the largest
+element asks for, in place of the searched one.
 "error" is the deviation of the difference to bf16 over the windows, divided by the root of
 their number: smaller differences mean nothing.
 """
