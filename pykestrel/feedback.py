@@ -26,7 +26,7 @@ from pykestrel.checkpoint import summarize
 
 if TYPE_CHECKING:
     from pykestrel.model import Model
-    from pykestrel.session import TokenIds, TraceEvent
+    from pykestrel.session import Session, TokenIds, TraceEvent
 
 _STAGE_OF = {module: stage for stage, modules in READERS.items() for module in modules}
 _NAME = re.compile(r"model\.layers\.(\d+)\.(\w+\.\w+)\.weight")
@@ -90,6 +90,7 @@ class Feedback:
         names = (_NAME.fullmatch(tensor.name) for tensor in summarize(model.path).tensors)
         # As packing will come to them.
         self._layers = list(dict.fromkeys(int(name[1]) for name in names if name))
+        self._running: Session | None = None
         self._rows: dict[Place, list[NDArray[np.float32]]] = {}
         self._found: dict[Place, tuple[NDArray[np.int32], NDArray[np.float32]]] = {}
 
@@ -104,6 +105,12 @@ class Feedback:
             self._found = {at: found for at, found in self._found.items() if at[1] == place[1]}
             self._found[place] = measure(self._inputs(place), threads=self._threads)
         return self._found[place]
+
+    def cancel(self) -> None:
+        """Let `of_tensor` stop running texts and raise Cancelled. Any thread."""
+        running = self._running
+        if running is not None:
+            running.cancel()
 
     def _inputs(self, place: Place) -> NDArray[np.float32]:
         if place not in self._rows:
@@ -127,9 +134,13 @@ class Feedback:
 
         longest = max(len(text) for text in self._texts)
         with self._model.session(context_length=longest, trace=hear) as session:
-            for text in self._texts:
-                session.truncate(0)
-                session.prefill(text)
+            self._running = session
+            try:
+                for text in self._texts:
+                    session.truncate(0)
+                    session.prefill(text)
+            finally:
+                self._running = None
 
 
 def _floats(array: NDArray[np.float32]) -> ctypes._Pointer[ctypes.c_float]:

@@ -229,7 +229,12 @@ def _pack(
         )
         return status, error
 
-    status, error = interruptible(work, cancel=stopped.set)
+    def cancel() -> None:
+        stopped.set()
+        if feedback is not None:
+            feedback.cancel()
+
+    status, error = interruptible(work, cancel=cancel)
     if problems:
         raise problems[0]
     _loader.check(status, error)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import numpy as np
 import pytest
 
-from pykestrel import InvalidArgument, Model, Unsupported, calibration, embedded, feedback
+from pykestrel import (
+    Cancelled,
+    InvalidArgument,
+    Model,
+    Unsupported,
+    calibration,
+    embedded,
+    feedback,
+)
 from pykestrel.feedback import Feedback
 from pykestrel.quantize import quantize
 from tests.golden.checkpoints import write
@@ -147,6 +156,28 @@ def test_what_cannot_be_measured(tmp_path):
     with Model(tmp_path / "q4") as model, pytest.raises(Unsupported, match="packed already"):
         Feedback(model, [[1]])
     assert not (tmp_path / "q8").exists()
+
+
+def test_running_texts_can_be_cancelled(tmp_path):
+    directory = write("llama-biases", tmp_path)
+    with Model(directory) as model:
+        found = Feedback(model, [ids(200, model.info.n_vocab)] * 2000)
+        found.cancel()  # nothing runs: nothing happens
+        done = threading.Event()
+
+        def insist():
+            while not done.wait(0.005):
+                found.cancel()
+
+        thread = threading.Thread(target=insist)
+        thread.start()
+        try:
+            with pytest.raises(Cancelled):
+                found.of_tensor("model.layers.0.mlp.down_proj.weight")
+        finally:
+            done.set()
+            thread.join()
+        assert found._running is None
 
 
 def test_what_goes_wrong_while_packing_leaves_nothing(tmp_path):
