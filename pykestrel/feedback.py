@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _STAGE_OF = {module: stage for stage, modules in READERS.items() for module in modules}
 _NAME = re.compile(r"model\.layers\.(\d+)\.(\w+\.\w+)\.weight")
 
-MEMORY = 1 << 30  # bytes of inputs that are held at once
+MEMORY = 2 << 30  # bytes of inputs that are held at once
 
 Place = tuple[str, int]  # stage and layer
 
