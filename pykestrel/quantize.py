@@ -200,15 +200,9 @@ def _pack(
 
     @_ffi.FeedbackFn
     def answer(_user: Any, name: bytes, out: Any) -> int:
-        def work() -> None:
-            found = feedback.of_tensor(name.decode()) if feedback is not None else None
-            if found is not None:  # `feedback` keeps the arrays until it is asked again
-                order, weights = found
-                out.contents.n_columns = len(order)
-                out.contents.order = order.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-                out.contents.weights = weights.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-
-        return unless_stopped(work)
+        assert feedback is not None
+        asked = feedback
+        return unless_stopped(lambda: asked.answer(name.decode(), out.contents))
 
     weight_type, head_type = types
     options = _ffi.QuantizeOptions(
